@@ -1,0 +1,84 @@
+"""The interface of a collector: a frozen pydantic model whose fields are its options and whose methods return data.
+
+A new collector is one file beside this one, one line in `registry.py` and one folder of golden files. It starts no process and
+writes no file: `launch` says what should run, the runner runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from orchestrator.model import Capture, Check, Job, Launch, Metric, Status, Tool, ToolProbe, Trust
+from orchestrator.tables import Table
+from orchestrator.units import Duration
+
+if TYPE_CHECKING:
+    from orchestrator.machine import Machine
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What a capture's files say. `status`, `reason` and `trust` are set only where the data shows another state than the run did."""
+
+    tables: tuple[Table, ...] = ()
+    notes: tuple[str, ...] = ()
+    status: Status | None = None
+    reason: str | None = None
+    trust: Trust | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+
+
+class Collector(BaseModel):
+    """One collector of a plan. Subclasses narrow `use` to a Literal and add their options as fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    use: str
+    required: bool = Field(True, description="a run without usable data from this collector ends in exit status 4")
+    timeout: Duration | None = Field(None, description="time limit of the pass; default: the target's")
+    flush: Duration = Field(60.0, description="how long the tool may take to write its data after the target has ended")
+    repeats: int = Field(1, ge=1, le=1000, description="how many passes, each one start of the target")
+
+    probe: ClassVar[ToolProbe | None] = None
+    """The tool that it needs; None for those that need nothing."""
+    claims: ClassVar[frozenset[str]] = frozenset()
+    """What only one collector of a pass can hold: ptrace, cupti, preload."""
+    purpose: ClassVar[str] = ""
+    """One line for the tables of README and `profrun templates`."""
+    slowdown: ClassVar[float] = 1.1
+    """Wall time under this collector over bare wall time, as a first guess for `check`."""
+    raw_bytes: ClassVar[int] = 1 << 20
+    """Raw data to expect of one pass, as a first guess for `check`."""
+    can_attach: ClassVar[bool] = True
+    """Can look at a process that already runs."""
+
+    def label(self) -> str:
+        """The name of its folders and captures; a class may tell its modes apart."""
+        return self.use
+
+    def tool(self, machine: Machine) -> Tool:
+        """The tool as found on this machine."""
+        if self.probe is None:
+            return Tool(self.use, None)
+        return machine.tool(self.probe)
+
+    def checks(self, machine: Machine) -> list[Check]:
+        """What this collector needs and whether this machine has it. Starts no target."""
+        if self.probe is None:
+            return []
+        tool = self.tool(machine)
+        if tool.path is None:
+            return [Check(self.use, "missing", f"{self.probe.name} was not found", self.probe.install)]
+        return [Check(self.use, "ok", f"{self.probe.name} {tool.version or '(version unknown)'} at {tool.path}")]
+
+    def launch(self, job: Job) -> Launch:
+        """How it takes part in the pass."""
+        raise NotImplementedError
+
+    def parse(self, capture: Capture) -> Parsed:
+        """The canonical tables of its files. Raises ParseError when they can't be read; needs neither tool nor GPU."""
+        raise NotImplementedError

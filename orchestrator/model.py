@@ -1,0 +1,407 @@
+"""The words of profrun: frozen dataclasses that every room shares. They hold data and answer about it; they do nothing."""
+
+from __future__ import annotations
+
+import signal as _signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Status = Literal[
+    "ok",
+    "degraded",
+    "empty",
+    "target_failed",
+    "tool_failed",
+    "timed_out",
+    "blocked",
+    "unreadable",
+    "skipped",
+    "cancelled",
+]
+Trust = Literal["high", "distorted", "low"]
+Verdict = Literal["ok", "warn", "missing", "blocked"]
+Role = Literal["warmup", "bare", "profiled"]
+When = Literal["start", "gate", "python", "window"]
+Ready = Literal["tracer", "fds", "file", "delay"]
+EndedBy = Literal["itself", "window", "timeout", "interrupt", "detached"]
+
+USABLE: frozenset[str] = frozenset({"ok", "degraded"})
+"""The statuses of a capture whose data can be used."""
+
+HARMLESS: frozenset[str] = USABLE | {"empty"}
+"""The statuses that never turn a run into exit status 4: `empty` means that the target offered nothing."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One answer of preflight: may this part of the plan work here, and if not, the one next step."""
+
+    subject: str
+    verdict: Verdict
+    message: str
+    fix: str | None = None
+
+
+@dataclass(frozen=True)
+class ToolProbe:
+    """How to find a tool and learn what it offers. `features` maps a word to a regex looked for in the help text."""
+
+    name: str
+    version_args: tuple[str, ...] = ("--version",)
+    version_regex: str = r"(\d+(?:\.\d+)+)"
+    help_args: tuple[str, ...] | None = None
+    features: tuple[tuple[str, str], ...] = ()
+    places: tuple[str, ...] = ()
+    """Globs of full paths to try after PATH, newest (sorted last) first."""
+    install: str = ""
+    """The one command or sentence that gets the tool."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool as found on this machine; `path` is None when it was not found."""
+
+    name: str
+    path: str | None
+    version: str | None = None
+    features: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a process ended, from its wait status: an exit code or the number of the signal that killed it."""
+
+    code: int | None = None
+    signal: int | None = None
+
+    @property
+    def status(self) -> int:
+        """What a shell would show in `$?`: the code, or 128 + signal."""
+        return 128 + self.signal if self.signal is not None else int(self.code or 0)
+
+    def describe(self) -> str:
+        if self.signal is not None:
+            try:
+                return f"killed by {_signal.Signals(self.signal).name}"
+            except ValueError:
+                return f"killed by signal {self.signal}"
+        return f"exit {self.code}"
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that was seen: what the user needs to recognise it."""
+
+    pid: int
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TargetRun:
+    """One run of the target as measured by profrun itself. Times: ns since the Unix epoch, seconds for durations."""
+
+    argv: tuple[str, ...]
+    pid: int | None
+    started_ns: int
+    ended_ns: int
+    wall_s: float
+    exit: Exit | None
+    """None while it still runs (attached and left alone)."""
+    user_s: float | None = None
+    sys_s: float | None = None
+    max_rss_bytes: int | None = None
+    """None where the kernel's figure is not above profrun's own size (a child inherits it through fork)."""
+    ended_by: EndedBy = "itself"
+    start_error: str | None = None
+    leftovers: tuple[Process, ...] = ()
+    killed: tuple[Process, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Target:
+    """The program as it will be started: `exe` is the file really executed, `argv[0]` what the program sees."""
+
+    argv: tuple[str, ...]
+    exe: str
+    cwd: str
+    env: Mapping[str, str]
+    shims: tuple[str, ...] = ()
+    """Version-manager shims that were looked through to find `exe`, outermost first."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The part of the run to record, in seconds after the target's start. `for_s` None: until the end."""
+
+    after_s: float = 0.0
+    for_s: float | None = None
+    then: Literal["stop", "continue"] = "continue"
+
+
+@dataclass(frozen=True)
+class Wrap:
+    """A tool that starts the target itself. Lower `order` stands further out. `keeps_child`: the target stays our direct child
+    (strace -D), so its wait status, signals and life are its own."""
+
+    argv: tuple[str, ...]
+    order: int = 50
+    keeps_child: bool = False
+    exits_with_target: bool = True
+    """The tool passes the target's exit status on as its own."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A tool that runs beside the target. In `argv`, {pid} is the process to look at and {n} a serial number.
+
+    when: start (before the target) · gate (the target is stopped before its exec; the tool attaches, then the target goes on) ·
+    python (once for each top-most Python process of the target's tree, from its start on) · window (when the window opens).
+    ready: what says that it has attached: tracer (the target has a TracerPid) · fds (perf_event descriptors) · file (exists,
+    `ready_value`) · delay (`ready_value` seconds).
+    """
+
+    argv: tuple[str, ...]
+    when: When = "gate"
+    ready: Ready = "delay"
+    ready_value: str = "0"
+    signal: str = "SIGINT"
+    grace_s: float = 10.0
+    size_cap_bytes: int | None = None
+    """Stop the tool when the file `size_path` has grown beyond this; the artifact is then marked truncated."""
+    size_path: str | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class After:
+    """A command run when the target and the tools have ended. `when_missing`/`produces`: paths relative to the job's directory;
+    it is run only if `when_missing` does not exist (None: always) and must leave `produces` behind."""
+
+    argv: tuple[str, ...]
+    produces: str
+    when_missing: str | None = None
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class Expect:
+    """A file the tool should leave in the job's directory."""
+
+    role: str
+    glob: str
+    format: str
+    required: bool = True
+    holds_env: bool = False
+    derived_from: str | None = None
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A regex that, seen in what the tool printed while data is missing, tells the true status. {0}, {1}: its groups."""
+
+    pattern: str
+    status: Status
+    reason: str
+
+
+@dataclass(frozen=True)
+class Child:
+    """What a collector or environment step wants changed in the target's own process, before its exec."""
+
+    set: Mapping[str, str] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+    affinity: tuple[int, ...] | None = None
+    nice: int | None = None
+    personality: int | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How one collector takes part in one pass, as data: `profrun check` prints it, the runner executes it."""
+
+    wrap: Wrap | None = None
+    child: Child = field(default_factory=Child)
+    beside: tuple[Beside, ...] = ()
+    after: tuple[After, ...] = ()
+    artifacts: tuple[Expect, ...] = ()
+    signs: tuple[Sign, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def commands(self) -> tuple[tuple[str, ...], ...]:
+        """Every command line of this launch, in the order in which they start."""
+        wrap = (self.wrap.argv,) if self.wrap else ()
+        return (*wrap, *(b.argv for b in self.beside), *(a.argv for a in self.after))
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a collector is told about the pass it takes part in."""
+
+    pass_id: str
+    dir: str
+    """Absolute directory for the tool's files; empty, made before the launch."""
+    target: Target
+    tool: Tool
+    pids: tuple[int, ...] = ()
+    """Processes to attach to; empty when profrun starts the target."""
+    window: Window | None = None
+    duration_s: float | None = None
+    """How long the bare run took, where that is known."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    partners: tuple[str, ...] = ()
+    attempt: int = 1
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file that a tool left, by its path relative to the report folder."""
+
+    role: str
+    path: str
+    format: str
+    bytes: int
+    sha256: str
+    mtime_ns: int
+    derived_from: str | None = None
+    holds_env: bool = False
+    truncated: bool = False
+
+
+@dataclass(frozen=True)
+class Clock:
+    """epoch_ns = offset_ns + scale * tool_time; `error_ns` bounds the error, `source` says how it is known."""
+
+    offset_ns: int
+    scale: float
+    error_ns: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What one collector brought home from one pass."""
+
+    id: str
+    pass_id: str
+    collector: str
+    status: Status
+    reason: str | None = None
+    trust: Trust = "high"
+    tool: Tool | None = None
+    commands: tuple[tuple[str, ...], ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    artifacts: tuple[Artifact, ...] = ()
+    started_ns: int | None = None
+    ended_ns: int | None = None
+    flush_s: float | None = None
+    helper_exits: Mapping[str, int | None] = field(default_factory=dict)
+    run: TargetRun | None = None
+    clock: Clock | None = None
+    overhead_s: float | None = None
+    attempt: int = 1
+    rank: int | None = None
+    host: str | None = None
+    required: bool = True
+    notes: tuple[str, ...] = ()
+    root: Path = field(default=Path(), compare=False)
+    """The report folder; artifact paths are relative to it. Not stored."""
+
+    def paths(self, role: str) -> tuple[Path, ...]:
+        """The files of that role, as absolute paths."""
+        return tuple(self.root / a.path for a in self.artifacts if a.role == role)
+
+    def path(self, role: str) -> Path | None:
+        """The first file of that role, or None."""
+        return next(iter(self.paths(role)), None)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One run of the target, as planned: who takes part, and in which role."""
+
+    id: str
+    index: int
+    role: Role
+    members: tuple[Any, ...]
+    """The collectors (`collectors.base.Collector`) that share this run."""
+    repeat: int = 1
+    window: Window | None = None
+    timeout_s: float | None = None
+    retry: int = 0
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """One run of the target, as it happened."""
+
+    id: str
+    role: Role
+    collectors: tuple[str, ...]
+    repeat: int = 1
+    run: TargetRun | None = None
+    slowdown: float | None = None
+    """Wall time divided by the median wall time of the bare passes; None where there is none."""
+    slowdown_ci95: tuple[float, float] | None = None
+    attempts: int = 1
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One environment step, as it happened."""
+
+    use: str
+    status: Literal["applied", "already", "clamped", "not_available", "refused", "drifted", "failed"]
+    wanted: Any = None
+    before: Any = None
+    verified: Any = None
+    restored: bool | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure with its unit, its 95 % interval (None where there are too few values) and the number of values behind it."""
+
+    value: float | None
+    unit: str | None = None
+    ci95: tuple[float, float] | None = None
+    n: int | None = None
+    median: float | None = None
+    stddev: float | None = None
+    min: float | None = None
+    max: float | None = None
+    outliers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing worth telling, with its cost, its evidence and what to do."""
+
+    rule: str
+    category: str
+    severity: Literal["critical", "major", "minor", "info"]
+    title: str
+    advice: str
+    confidence: Literal["high", "medium", "low"]
+    where: Mapping[str, Any] = field(default_factory=dict)
+    cost_s: float | None = None
+    cost_pct: float | None = None
+    of: str | None = None
+    evidence: tuple[tuple[str, str, float | str | None, str | None], ...] = ()
+    """(table, row key, value, unit)"""
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the last line on stderr says, and the exit status of profrun."""
+
+    status: str
+    exit_code: int
+    reason: str
+    target_exit_code: int | None = None
+    target_signal: int | None = None

@@ -1,0 +1,79 @@
+"""The names that a plan may use, and the classes behind them: a built-in line here, or an entry point of an installed package.
+
+Entry-point groups: profrun.collectors, profrun.environment, profrun.rules. A class is imported when its name is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import UsageError
+
+if TYPE_CHECKING:
+    from orchestrator.collectors.base import Collector
+    from orchestrator.env_steps.base import Step
+
+COLLECTORS = {
+    "timing": "orchestrator.collectors.timing:Timing",
+    "py-spy": "orchestrator.collectors.py_spy:PySpy",
+    "strace": "orchestrator.collectors.strace:Strace",
+    "nsys": "orchestrator.collectors.nsys:Nsys",
+    "ncu": "orchestrator.collectors.ncu:Ncu",
+}
+
+ENVIRONMENT = {
+    "env": "orchestrator.env_steps.env:Env",
+    "shell": "orchestrator.env_steps.shell:Shell",
+}
+
+RULES = {
+    "data_quality": "orchestrator.diagnose.data_quality:RULES",
+}
+
+
+def collector(name: str) -> type[Collector]:
+    """The collector class of that name. Raises KeyError when nobody offers it."""
+    return _load("profrun.collectors", COLLECTORS, name)  # type: ignore[no-any-return]
+
+
+def environment_step(name: str) -> type[Step]:
+    """The environment step of that name. Raises KeyError when nobody offers it."""
+    return _load("profrun.environment", ENVIRONMENT, name)  # type: ignore[no-any-return]
+
+
+def collector_names() -> list[str]:
+    return sorted({*COLLECTORS, *_plugins("profrun.collectors")})
+
+
+def environment_names() -> list[str]:
+    return sorted({*ENVIRONMENT, *_plugins("profrun.environment")})
+
+
+def rules() -> list[Callable[..., Any]]:
+    """All rules, the built-in ones first."""
+    found = [_load("profrun.rules", RULES, name) for name in (*RULES, *_plugins("profrun.rules"))]
+    return [rule for group in found for rule in (group if isinstance(group, (tuple, list)) else (group,))]
+
+
+@cache
+def _plugins(group: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=group)}
+
+
+def _load(group: str, built_in: dict[str, str], name: str) -> Any:
+    if name in built_in:
+        module, _, attribute = built_in[name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+    point = _plugins(group)[name]
+    try:
+        return point.load()
+    except Exception as error:  # somebody else's package: whatever it raises, the user needs its name
+        raise UsageError(
+            f"{name!r} comes from the installed package {point.dist and point.dist.name} and can't be loaded",
+            f"{type(error).__name__}: {error}",
+            f"mend or uninstall that package (entry point {point.value})",
+        ) from error

@@ -1,0 +1,197 @@
+"""A report in memory, and its one file on disk that machines read: summary.json (schema profrun/summary/1)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator import tables
+from orchestrator.errors import ReportError
+from orchestrator.model import (
+    Artifact,
+    Capture,
+    Clock,
+    Exit,
+    Finding,
+    Metric,
+    Outcome,
+    PassRecord,
+    Process,
+    StepRecord,
+    TargetRun,
+    Tool,
+)
+
+if TYPE_CHECKING:
+    import pandas
+
+SCHEMA = "profrun/summary/1"
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """Which run this is. `started_at` is UTC in ISO 8601."""
+
+    id: str
+    name: str
+    started_at: str
+    duration_s: float
+    command: tuple[str, ...]
+    cwd: str
+    profrun_version: str
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """Where a table lies in the report, and how long it is."""
+
+    path: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything one run found out. Renderers and rules get this and nothing else."""
+
+    run: RunInfo
+    outcome: Outcome
+    machine: Mapping[str, Any]
+    environment: tuple[StepRecord, ...] = ()
+    passes: tuple[PassRecord, ...] = ()
+    captures: tuple[Capture, ...] = ()
+    tables: Mapping[str, TableInfo] = field(default_factory=dict)
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    folder: Path = Path()
+
+    def table(self, name: str) -> pandas.DataFrame | None:
+        """The table as a DataFrame (columns: `orchestrator.tables.SCHEMAS`), or None when nothing filled it."""
+        info = self.tables.get(name)
+        return None if info is None else _read(self.folder / info.path)
+
+
+@lru_cache(maxsize=32)
+def _read(path: Path) -> pandas.DataFrame:
+    return tables.read(path)
+
+
+def summary(report: Report) -> dict[str, Any]:
+    """The report as the content of summary.json: JSON-able, every unknown a null."""
+    return {
+        "schema": SCHEMA,
+        "run": asdict(report.run),
+        "outcome": asdict(report.outcome),
+        "machine": dict(report.machine),
+        "environment": [asdict(step) for step in report.environment],
+        "passes": [_pass(record) for record in report.passes],
+        "captures": [capture_record(capture) for capture in report.captures],
+        "tables": {name: asdict(info) for name, info in sorted(report.tables.items())},
+        "metrics": {name: asdict(metric) for name, metric in sorted(report.metrics.items())},
+        "findings": [_finding(finding) for finding in report.findings],
+    }
+
+
+def _pass(record: PassRecord) -> dict[str, Any]:
+    run = record.run
+    exit_status = run.exit.status if run and run.exit else None
+    return {**asdict(record), "wall_s": run.wall_s if run else None, "exit_code": exit_status}
+
+
+def capture_record(capture: Capture) -> dict[str, Any]:
+    """A capture as JSON-able data; `command` is its first command line. `capture_from` reads it back."""
+    record = {f.name: getattr(capture, f.name) for f in fields(capture) if f.name not in ("root", "run")}
+    record = asdict(Capture(**{**record, "run": capture.run}))
+    del record["root"]
+    return {**record, "command": list(capture.commands[0]) if capture.commands else None}
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    keys = ("table", "row", "value", "unit")
+    return {**asdict(finding), "evidence": [dict(zip(keys, item, strict=True)) for item in finding.evidence]}
+
+
+def load(folder: Path) -> Report:
+    """The report in `folder`. Raises ReportError when there is none, or it is of another kind or version."""
+    path = folder / "summary.json"
+    try:
+        data = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ReportError(
+            f"{folder} holds no report", "there is no summary.json in it", "name a report folder"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ReportError(f"{path} can't be read", str(error), f"rebuild it: profrun report {folder}") from error
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+        raise ReportError(
+            f"{path} is of another kind", f"schema {found!r} instead of {SCHEMA!r}", "use its own profrun"
+        )
+    return _from_summary(data, folder)
+
+
+def _from_summary(data: Mapping[str, Any], folder: Path) -> Report:
+    return Report(
+        run=RunInfo(**{**data["run"], "command": tuple(data["run"]["command"])}),
+        outcome=Outcome(**data["outcome"]),
+        machine=data["machine"],
+        environment=tuple(StepRecord(**step) for step in data["environment"]),
+        passes=tuple(pass_from(record) for record in data["passes"]),
+        captures=tuple(capture_from(record, folder) for record in data["captures"]),
+        tables={name: TableInfo(**info) for name, info in data["tables"].items()},
+        metrics={name: _metric(metric) for name, metric in data["metrics"].items()},
+        findings=tuple(_finding_from(finding) for finding in data["findings"]),
+        folder=folder,
+    )
+
+
+def pass_from(data: Mapping[str, Any]) -> PassRecord:
+    """A pass from its record in summary.json or raw/run.json."""
+    known = {f.name: data[f.name] for f in fields(PassRecord) if f.name in data}
+    interval = known.get("slowdown_ci95")
+    tuples = {"collectors": tuple(known["collectors"]), "notes": tuple(known.get("notes", ()))}
+    interval = tuple(interval) if interval else None
+    return PassRecord(**{**known, **tuples, "run": run_from(known.get("run")), "slowdown_ci95": interval})
+
+
+def run_from(data: Mapping[str, Any] | None) -> TargetRun | None:
+    """A run of the target from its record."""
+    if data is None:
+        return None
+    processes = {k: tuple(Process(p["pid"], tuple(p["argv"])) for p in data[k]) for k in ("leftovers", "killed")}
+    end = Exit(**data["exit"]) if data["exit"] else None
+    rest = {"argv": tuple(data["argv"]), "notes": tuple(data["notes"]), "exit": end}
+    return TargetRun(**{**data, **processes, **rest})
+
+
+def capture_from(data: Mapping[str, Any], folder: Path) -> Capture:
+    """A capture from its record; its files are looked for in `folder`."""
+    known = {f.name: data[f.name] for f in fields(Capture) if f.name in data}
+    tool, clock = known.get("tool"), known.get("clock")
+    return Capture(
+        **{
+            **known,
+            "tool": Tool(**{**tool, "features": frozenset(tool["features"])}) if tool else None,
+            "clock": Clock(**clock) if clock else None,
+            "artifacts": tuple(Artifact(**a) for a in known.get("artifacts", ())),
+            "commands": tuple(tuple(c) for c in known.get("commands", ())),
+            "notes": tuple(known.get("notes", ())),
+            "run": run_from(data.get("run")),
+            "root": folder,
+        }
+    )
+
+
+def _metric(data: Mapping[str, Any]) -> Metric:
+    interval = data.get("ci95")
+    return Metric(
+        **{**data, "ci95": tuple(interval) if interval else None, "outliers": tuple(data.get("outliers", ()))}
+    )
+
+
+def _finding_from(data: Mapping[str, Any]) -> Finding:
+    evidence = tuple((e["table"], e["row"], e["value"], e["unit"]) for e in data["evidence"])
+    return Finding(**{**data, "evidence": evidence, "sources": tuple(data["sources"])})

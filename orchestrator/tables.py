@@ -1,0 +1,288 @@
+"""The canonical tables: one name, one meaning, whatever tool filled them. Times are ns; units stand in the column names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+Dtype = Literal["str", "int", "float", "bool"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its type, its unit, and what it says. Every column may hold None (unknown) unless it is a key."""
+
+    name: str
+    dtype: Dtype
+    meaning: str
+    unit: str | None = None
+    key: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A canonical table in memory: `columns` maps each column name to a sequence (list, NumPy array), all of one length.
+
+    clock: `epoch` when its times are ns since the Unix epoch, `relative` when only their differences mean something.
+    dropped: rows that the tool's file held and that could not be read.
+    """
+
+    name: str
+    columns: Mapping[str, Sequence[Any]]
+    clock: Literal["epoch", "relative"] = "relative"
+    clock_error_ns: int | None = None
+    dropped: int = 0
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    @classmethod
+    def of(cls, name: str, rows: Iterable[Sequence[Any]], columns: Sequence[str] | None = None, **more: Any) -> Table:
+        """A table from rows. `columns` defaults to the schema's columns without `capture`; a row is a tuple in that order."""
+        names = list(columns) if columns is not None else [c.name for c in SCHEMAS[name] if c.name != "capture"]
+        data: dict[str, list[Any]] = {n: [] for n in names}
+        stores = list(data.values())
+        for row in rows:
+            for store, value in zip(stores, row, strict=True):
+                store.append(value)
+        return cls(name, data, **more)
+
+    def rows(self) -> Iterable[dict[str, Any]]:
+        """The rows as dicts, for small tables and for tests."""
+        names = list(self.columns)
+        for values in zip(*self.columns.values(), strict=True):
+            yield dict(zip(names, values, strict=True))
+
+    def with_capture(self, capture: str, rank: int | None = None) -> Table:
+        """The same table with the name of the capture that it comes from as its first column."""
+        first: dict[str, Sequence[Any]] = {"capture": [capture] * len(self)}
+        if rank is not None:
+            first["rank"] = [rank] * len(self)
+        return replace(self, columns={**first, **self.columns})
+
+
+def _columns(*columns: Column) -> tuple[Column, ...]:
+    return (Column("capture", "str", "the capture that the row comes from", key=True), *columns)
+
+
+_PID = Column("pid", "int", "process id")
+_START = Column("start_ns", "int", "start", "ns")
+_DURATION = Column("duration_ns", "int", "duration", "ns")
+
+
+def _statistics(*keys: Column) -> tuple[Column, ...]:
+    """Keys followed by the statistics that every `*_summary` table has; medians and deviations as `nsys stats` computes them."""
+    return _columns(
+        *keys,
+        Column("count", "int", "number of occurrences"),
+        Column("total_ns", "int", "sum of the durations", "ns"),
+        Column("mean_ns", "float", "mean duration", "ns"),
+        Column("median_ns", "float", "median duration", "ns"),
+        Column("min_ns", "int", "shortest", "ns"),
+        Column("max_ns", "int", "longest", "ns"),
+        Column("stddev_ns", "float", "sample standard deviation (n - 1)", "ns"),
+    )
+
+
+_NAME = Column("name", "str", "name as the tool gives it", key=True)
+
+SCHEMAS: dict[str, tuple[Column, ...]] = {
+    "runs": _columns(
+        Column("pass_id", "str", "the pass"),
+        Column("role", "str", "warmup, bare or profiled"),
+        Column("repeat", "int", "serial number of the repeat, from 1"),
+        Column("started_ns", "int", "start of the target, Unix epoch", "ns"),
+        Column("wall_s", "float", "wall time of the target", "s"),
+        Column("user_s", "float", "user CPU time of the target and the children it waited for", "s"),
+        Column("sys_s", "float", "system CPU time, likewise", "s"),
+        Column("max_rss_bytes", "int", "largest resident set of one process of the target", "bytes"),
+        Column("exit_status", "int", "exit status as a shell shows it (128 + signal)"),
+    ),
+    "stacks": _columns(
+        _PID,
+        Column("process", "str", "command of the process"),
+        Column("thread", "str", "name of the thread"),
+        Column("kind", "str", "wall: all time; gil: time holding Python's GIL; cpu: time on a processor"),
+        Column(
+            "stack", "str", "frames from the root to the leaf, separated by ';', each `function (file:line)`", key=True
+        ),
+        Column("samples", "int", "number of samples (estimated from the time where the tool gives spans)"),
+        Column("weight_ns", "int", "time of the samples", "ns"),
+    ),
+    "functions": _columns(
+        _PID,
+        Column("thread", "str", "name of the thread"),
+        Column("kind", "str", "as in stacks"),
+        Column("function", "str", "qualified name", key=True),
+        Column("file", "str", "file as the tool gives it", key=True),
+        Column("line", "int", "the line where most of its self time was spent, else of its total time"),
+        Column("self_samples", "int", "samples with the function at the leaf"),
+        Column("total_samples", "int", "samples with the function anywhere on the stack, counted once"),
+        Column("self_pct", "float", "share of self_samples in all samples of that kind in the capture", "%"),
+        Column("total_pct", "float", "share of total_samples, likewise", "%"),
+    ),
+    "syscalls": _columns(
+        _PID,
+        Column("thread", "int", "thread id; unknown in a summary"),
+        Column("name", "str", "system call", key=True),
+        Column("class", "str", "file, network, process, memory, desc, futex or other"),
+        Column("count", "int", "calls"),
+        Column("errors", "int", "calls that failed"),
+        Column("total_ns", "int", "time in the call", "ns"),
+        Column("mean_ns", "float", "mean time", "ns"),
+        Column("min_ns", "int", "shortest", "ns"),
+        Column("max_ns", "int", "longest", "ns"),
+        Column("time", "str", "wall (from entry to return) or system (CPU time in the kernel)"),
+    ),
+    "syscall_paths": _columns(
+        Column("path", "str", "file, socket or pipe, as strace shows it", key=True),
+        Column("count", "int", "calls"),
+        Column("errors", "int", "calls that failed"),
+        Column("total_ns", "int", "time in them", "ns"),
+        Column("bytes", "int", "bytes read and written", "bytes"),
+        Column("names", "str", "the system calls, most frequent first, separated by commas"),
+    ),
+    "syscall_events": _columns(
+        _PID,
+        Column("thread", "int", "thread id"),
+        _START,
+        _DURATION,
+        Column("name", "str", "system call"),
+        Column("args", "str", "arguments as shown"),
+        Column("result", "str", "return value and error as shown"),
+    ),
+    "gpu_kernels": _columns(
+        _PID,
+        Column("device", "int", "device number inside the process"),
+        Column("stream", "int", "stream id"),
+        _START,
+        _DURATION,
+        Column("name", "str", "demangled name"),
+        Column("short_name", "str", "base name"),
+        Column("grid", "str", "grid as x,y,z", "blocks"),
+        Column("block", "str", "block as x,y,z", "threads"),
+        Column("registers", "int", "registers per thread"),
+        Column("shared_bytes", "int", "static and dynamic shared memory per block", "bytes"),
+        Column("correlation", "int", "joins to the launch within the process"),
+        Column("graph_id", "int", "CUDA graph that launched it"),
+    ),
+    "gpu_kernel_summary": _statistics(_NAME),
+    "cuda_api_summary": _statistics(_NAME),
+    "os_calls_summary": _statistics(_NAME),
+    "gpu_transfers": _columns(
+        _PID,
+        Column("device", "int", "device number inside the process"),
+        Column("stream", "int", "stream id"),
+        _START,
+        _DURATION,
+        Column("kind", "str", "as `nsys stats` names it, such as CUDA memcpy HtoD"),
+        Column("bytes", "int", "size", "bytes"),
+        Column("correlation", "int", "joins to the call within the process"),
+    ),
+    "gpu_transfer_summary": (*_statistics(_NAME), Column("bytes", "int", "sum of the sizes", "bytes")),
+    "ranges": _columns(
+        _PID,
+        Column("thread", "int", "thread id"),
+        Column("domain", "str", "NVTX domain"),
+        Column("name", "str", "text of the range"),
+        _START,
+        _DURATION,
+    ),
+    "kernel_metrics": _columns(
+        _PID,
+        Column("launch", "int", "serial number of the launch in the report", key=True),
+        Column("kernel", "str", "demangled name", key=True),
+        Column("grid", "str", "grid as x,y,z", "blocks"),
+        Column("block", "str", "block as x,y,z", "threads"),
+        Column("metric", "str", "name of the metric", key=True),
+        Column("value", "float", "value; unknown where the tool gives none"),
+        Column("unit", "str", "unit of the value"),
+    ),
+    "kernel_rules": _columns(
+        _PID,
+        Column("launch", "int", "serial number of the launch in the report", key=True),
+        Column("kernel", "str", "demangled name", key=True),
+        Column("section", "str", "section of the rule"),
+        Column("rule", "str", "identifier of the rule", key=True),
+        Column("kind", "str", "ok, optimization, warning or error"),
+        Column("message", "str", "what ncu says"),
+        Column("speedup_pct", "float", "estimated speed-up, where ncu gives one", "%"),
+    ),
+}
+
+
+def arrow(name: str, tables: Iterable[Table]) -> pyarrow.Table:
+    """The given parts of one canonical table as one Arrow table with the schema's types, units and meanings in its metadata.
+
+    A column outside the schema is a programming error and raises KeyError; a missing one is filled with nulls."""
+    import pyarrow as pa
+
+    types = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
+    columns = {c.name: c for c in SCHEMAS[name]}
+    columns.setdefault("rank", Column("rank", "int", "global rank"))
+    parts = list(tables)
+    names = [n for n in columns if n != "rank"]
+    if any("rank" in part.columns for part in parts):
+        names.insert(1, "rank")
+    fields = [_field(pa, columns[n], types) for n in names]
+    metadata = {"table": name, "clock": _clock(parts), "dropped": str(sum(p.dropped for p in parts))}
+    schema = pa.schema(fields, metadata=metadata)
+    return pa.concat_tables([_part(pa, part, schema, columns) for part in parts] or [schema.empty_table()])
+
+
+def _field(pa: Any, column: Column, types: Mapping[str, Any]) -> Any:
+    metadata = {"meaning": column.meaning} | ({"unit": column.unit} if column.unit else {})
+    return pa.field(column.name, types[column.dtype], nullable=True, metadata=metadata)
+
+
+def _part(pa: Any, part: Table, schema: Any, columns: Mapping[str, Column]) -> Any:
+    unknown = set(part.columns) - set(columns)
+    if unknown:
+        raise KeyError(f"table {part.name} has no column {sorted(unknown)}")
+    length = len(part)
+    arrays = [
+        pa.array(part.columns[f.name], f.type, from_pandas=False)
+        if f.name in part.columns
+        else pa.nulls(length, f.type)
+        for f in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _clock(parts: Iterable[Table]) -> str:
+    clocks = {(p.clock, p.clock_error_ns) for p in parts}
+    if len(clocks) != 1:
+        return "mixed" if clocks else "relative"
+    clock, error = clocks.pop()
+    return clock if error is None else f"{clock} +-{error} ns"
+
+
+def read(path: Path) -> pandas.DataFrame:
+    """A table of a report as a DataFrame with nullable dtypes; each column's unit and meaning are in `.attrs["columns"]`."""
+    import pandas as pd
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    frame = table.to_pandas(types_mapper=_nullable)
+    described = {f.name: {k.decode(): v.decode() for k, v in (f.metadata or {}).items()} for f in table.schema}
+    frame.attrs["columns"] = described
+    frame.attrs.update({k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items() if k != b"pandas"})
+    return pd.DataFrame(frame)
+
+
+def _nullable(dtype: Any) -> Any:
+    import pandas as pd
+    import pyarrow as pa
+
+    return {
+        pa.int64(): pd.Int64Dtype(),
+        pa.float64(): pd.Float64Dtype(),
+        pa.string(): pd.StringDtype(),
+        pa.bool_(): pd.BooleanDtype(),
+    }.get(dtype)

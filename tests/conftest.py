@@ -1,0 +1,41 @@
+"""Fixtures for every test: the shared real files, and tools that a test needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPO / "tests"))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real files beside the repository."""
+    folder = REPO.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip(f"no shared files at {folder}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    """Our own recorded tool output."""
+    return REPO / "tests" / "golden"
+
+
+def find_tool(name: str) -> str | None:
+    return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test whose tool is missing; where CI is set that is a failure, as CI installs the tools."""
+    for mark in item.iter_markers("tool"):
+        for name in mark.args:
+            if find_tool(name) is None:
+                explain = f"{name} is not on this machine"
+                (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(explain)
