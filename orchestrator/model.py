@@ -350,6 +350,26 @@ class PassRecord:
 
 
 @dataclass(frozen=True)
+class Write:
+    """A change to the machine: `text` written to the file `path`, a setting below /proc or /sys."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """A change to the machine: a command that makes it, and how long that may take."""
+
+    argv: tuple[str, ...]
+    timeout_s: float
+
+
+Change = Write | Run | None
+"""What an environment step wants done to the machine; None: nothing."""
+
+
+@dataclass(frozen=True)
 class StepRecord:
     """One environment step, as it happened."""
 

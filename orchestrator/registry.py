@@ -37,12 +37,14 @@ RULES = {
 
 def collector(name: str) -> type[Collector]:
     """The collector class of that name. Raises KeyError when nobody offers it."""
-    return _load("profrun.collectors", COLLECTORS, name)  # type: ignore[no-any-return]
+    found: type[Collector] = _load("profrun.collectors", COLLECTORS, name)
+    return found
 
 
 def environment_step(name: str) -> type[Step]:
     """The environment step of that name. Raises KeyError when nobody offers it."""
-    return _load("profrun.environment", ENVIRONMENT, name)  # type: ignore[no-any-return]
+    found: type[Step] = _load("profrun.environment", ENVIRONMENT, name)
+    return found
 
 
 def collector_names() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,10 +102,11 @@ def _pass(record: PassRecord) -> dict[str, Any]:
 
 
 def capture_record(capture: Capture) -> dict[str, Any]:
-    """A capture as JSON-able data; `command` is its first command line. `capture_from` reads it back."""
-    record = {f.name: getattr(capture, f.name) for f in fields(capture) if f.name not in ("root", "run")}
-    record = asdict(Capture(**{**record, "run": capture.run}))
-    del record["root"]
+    """A capture as JSON-able data, without its run (the pass has it); `command` is its first command line."""
+    record = asdict(replace(capture, run=None))
+    del record["root"], record["run"]
+    if capture.tool:
+        record["tool"]["features"] = sorted(capture.tool.features)
     return {**record, "command": list(capture.commands[0]) if capture.commands else None}
 
 
@@ -134,13 +135,15 @@ def load(folder: Path) -> Report:
 
 
 def _from_summary(data: Mapping[str, Any], folder: Path) -> Report:
+    passes = tuple(pass_from(record) for record in data["passes"])
+    runs = {record.id: record.run for record in passes}
     return Report(
         run=RunInfo(**{**data["run"], "command": tuple(data["run"]["command"])}),
         outcome=Outcome(**data["outcome"]),
         machine=data["machine"],
-        environment=tuple(StepRecord(**step) for step in data["environment"]),
-        passes=tuple(pass_from(record) for record in data["passes"]),
-        captures=tuple(capture_from(record, folder) for record in data["captures"]),
+        environment=tuple(step_from(step) for step in data["environment"]),
+        passes=passes,
+        captures=tuple(replace(capture_from(c, folder), run=runs.get(c["pass_id"])) for c in data["captures"]),
         tables={name: TableInfo(**info) for name, info in data["tables"].items()},
         metrics={name: _metric(metric) for name, metric in data["metrics"].items()},
         findings=tuple(_finding_from(finding) for finding in data["findings"]),
@@ -157,6 +160,11 @@ def pass_from(data: Mapping[str, Any]) -> PassRecord:
     return PassRecord(**{**known, **tuples, "run": run_from(known.get("run")), "slowdown_ci95": interval})
 
 
+def step_from(data: Mapping[str, Any]) -> StepRecord:
+    """An environment step from its record."""
+    return StepRecord(**data)
+
+
 def run_from(data: Mapping[str, Any] | None) -> TargetRun | None:
     """A run of the target from its record."""
     if data is None:
@@ -168,7 +176,7 @@ def run_from(data: Mapping[str, Any] | None) -> TargetRun | None:
 
 
 def capture_from(data: Mapping[str, Any], folder: Path) -> Capture:
-    """A capture from its record; its files are looked for in `folder`."""
+    """A capture from its record, without its run; its files are looked for in `folder`."""
     known = {f.name: data[f.name] for f in fields(Capture) if f.name in data}
     tool, clock = known.get("tool"), known.get("clock")
     return Capture(
@@ -179,7 +187,6 @@ def capture_from(data: Mapping[str, Any], folder: Path) -> Capture:
             "artifacts": tuple(Artifact(**a) for a in known.get("artifacts", ())),
             "commands": tuple(tuple(c) for c in known.get("commands", ())),
             "notes": tuple(known.get("notes", ())),
-            "run": run_from(data.get("run")),
             "root": folder,
         }
     )

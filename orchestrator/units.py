@@ -1,13 +1,14 @@
-"""Quantities as people write them (30m, 100Hz, 512MiB, 2GHz, 30%) and as they read them back."""
+"""Quantities as people write them (30m, 100Hz, 512MiB, 2GHz, 30%, 10x) and as they read them back."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+from pydantic import BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema
 
 _QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z%µμ]*)\s*$")
 
@@ -36,6 +37,8 @@ def parse(text: Any, units: Mapping[str, float], bare: float | None, example: st
     factor = units.get(unit) if unit else (bare or 1.0)
     if factor is None:
         raise ValueError(f"{unit!r} is no unit here; use one of {', '.join(units)}")
+    if not math.isfinite(number * factor):
+        raise ValueError("the number is too large")
     return number * factor
 
 
@@ -54,6 +57,24 @@ def frequency(value: Any) -> float:
 def size(value: Any) -> int:
     """Bytes. A bare number counts as bytes."""
     return int(parse(value, BYTES, 1.0, "512MiB"))
+
+
+@dataclass(frozen=True)
+class Times:
+    """A multiple of how long the bare run takes."""
+
+    factor: float
+
+
+def budget(value: Any) -> float | Times:
+    """Seconds, or a multiple of the bare run written 10x."""
+    if isinstance(value, Times):
+        return value
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*[x×]\s*", value) if isinstance(value, str) else None
+    result = Times(float(found[1])) if found else duration(value)
+    if (result.factor if isinstance(result, Times) else result) <= 0:
+        raise ValueError("a budget must be more than 0")
+    return result
 
 
 def percent(value: Any) -> float:
@@ -90,25 +111,36 @@ def show_bytes(count: float) -> str:
 
 def write_duration(seconds: float) -> str:
     """The shortest text that `duration` reads back as the same value."""
-    for unit in ("d", "h", "m", "s", "ms", "us"):
-        number = seconds / SECONDS[unit]
-        if number >= 1 and abs(number - round(number)) < 1e-9:
-            return f"{round(number)}{unit}"
-    return f"{seconds:g}s"
+    return _write(seconds, SECONDS, ("d", "h", "m", "s", "ms", "us", "ns"), "s")
 
 
 def _write_frequency(hertz: float) -> str:
-    for unit in ("GHz", "MHz", "kHz"):
-        if hertz >= HERTZ[unit]:
-            return f"{hertz / HERTZ[unit]:.12g}{unit}"
-    return f"{hertz:g}Hz"
+    return _write(hertz, HERTZ, ("GHz", "MHz", "kHz", "Hz"), "Hz")
 
 
 def _write_size(count: int) -> str:
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        if count >= BYTES[unit] and count % BYTES[unit] == 0:
-            return f"{int(count // BYTES[unit])}{unit}"
-    return f"{count}B"
+    return _write(count, BYTES, ("TiB", "GiB", "MiB", "KiB", "B"), "B")
+
+
+def _write_budget(value: float | Times) -> str:
+    return f"{digits(value.factor)}x" if isinstance(value, Times) else write_duration(value)
+
+
+def _write(value: float, units: Mapping[str, float], choice: tuple[str, ...], base: str) -> str:
+    """In the largest unit that makes it a whole number, or else in the base unit with every digit."""
+    for unit in choice:
+        number = round(value / units[unit])
+        if number >= 1 and number * units[unit] == value:
+            return f"{number}{unit}"
+    return f"{digits(value)}{base}"
+
+
+def digits(number: float | str) -> str:
+    """A number with all its digits and without an exponent. Raises ArithmeticError where the text is no number."""
+    from decimal import Decimal
+
+    text = format(Decimal(number if isinstance(number, str) else repr(float(number))), "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _schema(pattern: str, example: str) -> WithJsonSchema:
@@ -139,4 +171,10 @@ Percent = Annotated[
     BeforeValidator(percent),
     PlainSerializer(lambda v: f"{v:g}%", return_type=str),
     _schema(r"^\s*[0-9.]+\s*%\s*$", "30%"),
+]
+Budget = Annotated[
+    float | Times,
+    PlainValidator(budget),
+    PlainSerializer(_write_budget, return_type=str),
+    _schema(r"^\s*([0-9.]+\s*(ns|us|µs|ms|s|m|min|h|d)?\s*)+$|^\s*[0-9.]+\s*[x×]\s*$", "2h"),
 ]

@@ -55,6 +55,8 @@ class Collector(BaseModel):
     """Raw data to expect of one pass, as a first guess for `check`."""
     can_attach: ClassVar[bool] = True
     """Can look at a process that already runs."""
+    alone: ClassVar[bool] = False
+    """Measures the undisturbed run: it shares a pass with nobody."""
 
     def label(self) -> str:
         """The name of its folders and captures; a class may tell its modes apart."""

@@ -1,0 +1,5 @@
+"""`python -m orchestrator` is `profrun`."""
+
+from orchestrator.cli import main
+
+main()

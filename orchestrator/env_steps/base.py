@@ -1,0 +1,54 @@
+"""The interface of an environment step: a frozen pydantic model whose fields are its options and whose methods return data.
+
+A new step is one file beside this one and one line in `registry.py`. It changes nothing itself: `apply` and `restore` say what
+should change, and the runner writes that into the journal before it does it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from orchestrator.model import Change, Check, Child
+
+if TYPE_CHECKING:
+    from orchestrator.machine import Machine
+
+
+class Step(BaseModel):
+    """One environment step of a plan. Subclasses narrow `use` to a Literal and add their options as fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    use: str
+    on_fail: Literal["warn", "fail", "ignore"] = Field(
+        "warn", description="when it can't be applied: say so and go on, stop before anything runs, or go on silently"
+    )
+
+    purpose: ClassVar[str] = ""
+    """One line for the tables of README and `profrun templates`."""
+
+    def checks(self, machine: Machine) -> list[Check]:
+        """What this step needs and whether this machine has it. Changes nothing."""
+        return []
+
+    def before(self, machine: Machine) -> dict[str, Any]:
+        """What must be known to undo it later, even by another process: JSON-able, kept in the journal."""
+        return {}
+
+    def apply(self, before: dict[str, Any]) -> Change:
+        """What to do to the machine."""
+        return None
+
+    def verify(self, machine: Machine) -> dict[str, Any]:
+        """What the machine says after the change, read back; empty where there is nothing to read."""
+        return {}
+
+    def restore(self, before: dict[str, Any]) -> Change:
+        """What puts the machine back into the state that `before` found."""
+        return None
+
+    def child(self) -> Child:
+        """What it wants changed in the target's own process; it ends with the process, so nothing is left to restore."""
+        return Child()

@@ -1,0 +1,102 @@
+"""Brings the machine into the state that the plan asks for, and back: journal first, undone in reverse."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from orchestrator import machine, process
+from orchestrator.model import Child, Run, StepRecord, Write
+from orchestrator.redact import argv as redacted
+
+if TYPE_CHECKING:
+    from orchestrator.env_steps.base import Step
+    from orchestrator.folder import Folder
+    from orchestrator.machine import Machine
+
+JOURNAL = "journal.jsonl"
+
+
+@dataclass
+class Environment:
+    """The steps as applied. `restore` undoes them; it can be called at any time and does its work once."""
+
+    here: Machine
+    folder: Folder
+    applied: list[tuple[int, Step, dict[str, Any]]] = field(default_factory=list)
+    records: list[StepRecord] = field(default_factory=list)
+    child: Child = field(default_factory=Child)
+    failed: bool = False
+    """A step that the plan wants to `fail` on was not applied, or one could not be undone."""
+
+    def apply(self, steps: tuple[Step, ...]) -> bool:
+        """Applies the steps in order; False when one with `on_fail: fail` was not applied (the later ones are left out)."""
+        for index, step in enumerate(steps):
+            record = self._apply(index, step)
+            self.records.append(record)
+            if record.status not in ("applied", "already", "clamped") and step.on_fail == "fail":
+                self.failed = True
+                return False
+        return True
+
+    def _apply(self, index: int, step: Step) -> StepRecord:
+        wanted = step.model_dump(mode="json", exclude={"use", "on_fail"})
+        try:
+            before = step.before(self.here)
+            change = step.apply(before)
+            self._journal("apply", index, step, before, change)
+            self.applied.append((index, step, before))
+            reason = perform(change)
+            self.child = merge(self.child, step.child())
+            verified = None if reason else step.verify(self.here)
+        except Exception as error:  # a step of another package may raise anything; the machine must still be put back
+            return StepRecord(step.use, "failed", wanted, reason=f"{type(error).__name__}: {error}")
+        return StepRecord(step.use, "failed" if reason else "applied", wanted, before, verified, reason=reason)
+
+    def restore(self) -> None:
+        """Undoes what was applied, the last first."""
+        while self.applied:
+            index, step, before = self.applied.pop()
+            reason = self._undo(index, step, before)
+            record = self.records[index]
+            self.records[index] = replace(record, restored=not reason, reason=reason or record.reason)
+            self.failed = self.failed or bool(reason)
+
+    def _undo(self, index: int, step: Step, before: dict[str, Any]) -> str | None:
+        try:
+            change = step.restore(before)
+            self._journal("restore", index, step, before, change)
+            return perform(change)
+        except Exception as error:  # as in _apply
+            return f"{type(error).__name__}: {error}"
+
+    def _journal(self, event: str, index: int, step: Step, before: Any, change: Any) -> None:
+        entry = {"time_ns": time.time_ns(), "event": event, "step": index, "use": step.use, "before": before}
+        described = {"kind": type(change).__name__.lower(), **asdict(change)} if change else None
+        self.folder.append(JOURNAL, json.dumps({**entry, "change": described}))
+
+
+def perform(change: Write | Run | None) -> str | None:
+    """Makes one change to the machine; says why when it did not work."""
+    if change is None:
+        return None
+    if isinstance(change, Write):
+        return machine.write_host(change.path, change.text)
+    answer = process.ask(change.argv, timeout_s=change.timeout_s)
+    if answer.ok:
+        return None
+    said = answer.error or f"{answer.exit.describe() if answer.exit else ''} {answer.stderr.strip()[-300:]}"
+    return f"{' '.join(redacted(change.argv))}: {said.strip()}"
+
+
+def merge(first: Child, second: Child) -> Child:
+    """What both want of the target's process; the second wins where they differ."""
+    return Child(
+        set={**{k: v for k, v in first.set.items() if k not in second.unset}, **second.set},
+        unset=(*(name for name in first.unset if name not in second.set), *second.unset),
+        affinity=second.affinity if second.affinity is not None else first.affinity,
+        nice=second.nice if second.nice is not None else first.nice,
+        personality=second.personality if second.personality is not None else first.personality,
+    )

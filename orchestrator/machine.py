@@ -1,0 +1,313 @@
+"""DOOR: what this machine is and what it allows. Reads facts, finds tools; asks each question once."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import glob
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator import folder, process
+from orchestrator.model import Tool, ToolProbe
+
+_PTRACE_SEIZE = 0x4206
+_CAP_SYS_PTRACE = 19
+
+CUDA_PLACES = (
+    "/usr/local/cuda/bin",
+    "/opt/nvidia/nsight-systems/*/bin",
+    "/opt/nvidia/nsight-compute/*",
+    "/opt/cuda/bin",
+)
+"""Where tools lie that are on nobody's PATH, as seen on clusters and from cron."""
+
+
+@dataclass(frozen=True)
+class Permission:
+    """Whether something is allowed here, proven by trying; if not, why, and the one step that mends it."""
+
+    allowed: bool
+    why: str
+    fix: str | None = None
+
+
+class Machine:
+    """This machine. `tools` maps a tool's name to the path that the plan gives for it."""
+
+    def __init__(self, tools: Mapping[str, str] | None = None, root: Path | None = None) -> None:
+        self._given = dict(tools or {})
+        self._root = root or Path(os.environ.get("PROFRUN_SYSROOT", "/"))
+        self._tools: dict[ToolProbe, Tool] = {}
+
+    # ------------------------------------------------------------ tools
+
+    def tool(self, probe: ToolProbe) -> Tool:
+        """The tool with its version and features; its path is None when it is not here."""
+        if probe not in self._tools:
+            path = self._find(probe)
+            self._tools[probe] = Tool(probe.name, None) if path is None else _probed(probe, path)
+        return self._tools[probe]
+
+    def _find(self, probe: ToolProbe) -> str | None:
+        given = self._given.get(probe.name)
+        if given:
+            return given if os.access(given, os.X_OK) else None
+        beside_python = str(Path(sys.executable).parent)
+        for path in (os.environ.get("PATH", ""), beside_python, os.defpath, *_expand(CUDA_PLACES), *_user_places()):
+            found = shutil.which(probe.name, path=path)
+            if found:
+                return found
+        return next((place for place in _expand(probe.places) if os.access(place, os.X_OK)), None)
+
+    # ------------------------------------------------------------ permissions
+
+    @functools.cached_property
+    def _ptrace(self) -> Permission:
+        return _try_ptrace(self)
+
+    def ptrace(self) -> Permission:
+        """Whether we may trace a process that we started, proven on one."""
+        return self._ptrace
+
+    @property
+    def is_root(self) -> bool:
+        return os.geteuid() == 0
+
+    def yama_scope(self) -> int | None:
+        """kernel.yama.ptrace_scope; None where the kernel has no Yama."""
+        return _int(self.read("proc/sys/kernel/yama/ptrace_scope"))
+
+    def perf_event_paranoid(self) -> int | None:
+        return _int(self.read("proc/sys/kernel/perf_event_paranoid"))
+
+    def in_container(self) -> str | None:
+        """The kind of container that we are in, by its usual signs; None outside or when unknown."""
+        if (self._root / ".dockerenv").exists():
+            return "docker"
+        if (self._root / "run/.containerenv").exists():
+            return "podman"
+        if "SINGULARITY_NAME" in os.environ or "APPTAINER_NAME" in os.environ:
+            return "apptainer"
+        control = self.read("proc/1/cgroup") or ""
+        return next((kind for kind in ("kubepods", "docker", "lxc") if kind in control), None)
+
+    def capabilities(self) -> int | None:
+        """The effective capability set (CapEff) of this process."""
+        found = re.search(r"^CapEff:\s*([0-9a-f]+)", self.read("proc/self/status") or "", re.M)
+        return int(found[1], 16) if found else None
+
+    # ------------------------------------------------------------ facts
+
+    def read(self, name: str) -> str | None:
+        """A small file below the root (given without the leading slash); None when it can't be read."""
+        try:
+            return (self._root / name).read_text(errors="replace").strip()
+        except OSError:
+            return None
+
+    @functools.cached_property
+    def gpus(self) -> list[dict[str, Any]]:
+        """NVIDIA GPUs as the driver lists them: index, uuid, name, pci, memory_mib, driver, compute_capability."""
+        return _ask_nvidia_smi(self)
+
+    def facts(self) -> dict[str, Any]:
+        """What the report says of this machine. An unknown fact is None."""
+        return {
+            "hostname": platform.node() or None,
+            "os": self._os_name(),
+            "kernel": platform.release(),
+            "architecture": platform.machine(),
+            "cpu": self._cpu(),
+            "memory_bytes": self._memory_bytes(),
+            "gpus": self.gpus,
+            "container": self.in_container(),
+            "user_is_root": self.is_root,
+            "yama_ptrace_scope": self.yama_scope(),
+            "perf_event_paranoid": self.perf_event_paranoid(),
+            "load_average": _load_average(),
+            "profrun_python": platform.python_version(),
+        }
+
+    def _os_name(self) -> str | None:
+        found = re.search(r'^PRETTY_NAME="?([^"\n]+)', self.read("etc/os-release") or "", re.M)
+        return found[1] if found else None
+
+    def _cpu(self) -> dict[str, Any]:
+        info = self.read("proc/cpuinfo") or ""
+        model = re.search(r"^(?:model name|Model|Processor)\s*:\s*(.+)$", info, re.M)
+        cores = set(
+            zip(
+                re.findall(r"^physical id\s*:\s*(\d+)", info, re.M),
+                re.findall(r"^core id\s*:\s*(\d+)", info, re.M),
+                strict=False,
+            )
+        )
+        return {
+            "model": model[1].strip() if model else None,
+            "logical": os.cpu_count(),
+            "usable": len(os.sched_getaffinity(0)),
+            "physical": len(cores) or None,
+            "governor": self.read("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+            "smt": self.read("sys/devices/system/cpu/smt/control"),
+        }
+
+    def _memory_bytes(self) -> int | None:
+        found = re.search(r"^MemTotal:\s*(\d+) kB", self.read("proc/meminfo") or "", re.M)
+        return int(found[1]) * 1024 if found else None
+
+
+def _load_average() -> list[float] | None:
+    try:
+        return [round(x, 2) for x in os.getloadavg()]
+    except OSError:
+        return None
+
+
+def _int(text: str | None) -> int | None:
+    try:
+        return int(text) if text is not None else None
+    except ValueError:
+        return None
+
+
+def _user_places() -> list[str]:
+    home = os.environ.get("HOME")
+    return [f"{home}/.local/bin", f"{home}/.cargo/bin"] if home else []
+
+
+def _expand(patterns: tuple[str, ...]) -> list[str]:
+    """Globs as existing paths, the last in order (the newest version) first."""
+    return [path for pattern in patterns for path in sorted(glob.glob(pattern), reverse=True)]
+
+
+def write_host(path: str, text: str) -> str | None:
+    """Writes a setting of the machine (a file in /sys or /proc) in one call; says why when it was refused."""
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        return f"writing {text.strip()!r} to {path}: {error.strerror}"
+    return None
+
+
+# ---------------------------------------------------------------- a tool's version and features, asked once per file
+
+
+def _probed(probe: ToolProbe, path: str) -> Tool:
+    known, key = _cache(), _key(probe, path)
+    if key not in known:
+        known[key] = _probe(probe, path)
+        _keep(known)
+    entry = known[key]
+    return Tool(probe.name, path, entry["version"], frozenset(entry["features"]))
+
+
+def _probe(probe: ToolProbe, path: str) -> dict[str, Any]:
+    said = process.ask([path, *probe.version_args], timeout_s=20)
+    version = re.search(probe.version_regex, said.stdout + said.stderr)
+    features: list[str] = []
+    if probe.help_args is not None:
+        answer = process.ask([path, *probe.help_args], timeout_s=20)
+        text = answer.stdout + answer.stderr
+        features = [word for word, pattern in probe.features if re.search(pattern, text)]
+    return {"version": version[1] if version else None, "features": features}
+
+
+def _key(probe: ToolProbe, path: str) -> str:
+    real = os.stat(path)  # noqa: PTH116
+    shape = json.dumps(asdict(probe), sort_keys=True)
+    return f"{path}|{real.st_size}|{real.st_mtime_ns}|{real.st_ino}|{shape}"
+
+
+def _cache_file() -> Path | None:
+    base = os.environ.get("XDG_CACHE_HOME") or (os.environ["HOME"] + "/.cache" if os.environ.get("HOME") else None)
+    return Path(base) / "profrun" / "tools.json" if base else None
+
+
+def _cache() -> dict[str, Any]:
+    file = _cache_file()
+    try:
+        known = json.loads(file.read_text()) if file else {}
+    except (OSError, ValueError):
+        known = {}
+    return known if isinstance(known, dict) else {}
+
+
+def _keep(known: Mapping[str, Any]) -> None:
+    file = _cache_file()
+    if file:
+        with contextlib.suppress(OSError):
+            folder.write_atomic(file, json.dumps(known).encode())
+
+
+# ---------------------------------------------------------------- tracing, tried out
+
+
+def _try_ptrace(machine: Machine) -> Permission:
+    """Seizes a child of our own, as strace and py-spy will; the child waits for nothing and is killed at once."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    libc.ptrace.restype = ctypes.c_long
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        refused = ctypes.get_errno() if libc.ptrace(_PTRACE_SEIZE, pid, None, None) == -1 else 0
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    if not refused:
+        return Permission(True, "a child could be traced")
+    return Permission(False, f"tracing a child was refused: {os.strerror(refused)}", _ptrace_fix(machine))
+
+
+def _ptrace_fix(machine: Machine) -> str:
+    container = machine.in_container()
+    if container:
+        return f"start the container ({container}) with --cap-add SYS_PTRACE (Kubernetes: securityContext.capabilities)"
+    if (machine.yama_scope() or 0) >= 2 and not machine.is_root:
+        return "sudo sysctl kernel.yama.ptrace_scope=1"
+    if machine.yama_scope() == 3:
+        return "kernel.yama.ptrace_scope is 3 and can't be lowered: set it to 1 at boot"
+    return (
+        "run profrun outside the sandbox that filters ptrace (seccomp)"
+        if machine.is_root
+        else "run as the target's user or as root"
+    )
+
+
+# ---------------------------------------------------------------- GPUs
+
+_SMI_FIELDS = ("index", "uuid", "name", "pci.bus_id", "memory.total", "driver_version", "compute_cap")
+_SMI_NAMES = ("index", "uuid", "name", "pci", "memory_mib", "driver", "compute_capability")
+_UNKNOWN = re.compile(r"^\[?(n/?a|not supported|unknown error|unknown|no data|insufficient permissions)\]?$", re.I)
+
+
+def _ask_nvidia_smi(machine: Machine) -> list[dict[str, Any]]:
+    tool = machine.tool(ToolProbe("nvidia-smi", places=("/usr/lib/wsl/lib/nvidia-smi",)))
+    if tool.path is None:
+        return []
+    answer = process.ask(
+        [tool.path, f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader,nounits"], timeout_s=10
+    )
+    if not answer.ok:
+        return []
+    rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines() if line.strip()]
+    return [_gpu(row) for row in rows if len(row) == len(_SMI_FIELDS) and row[0].isdigit()]
+
+
+def _gpu(row: list[str]) -> dict[str, Any]:
+    known = {name: None if _UNKNOWN.match(cell) else cell for name, cell in zip(_SMI_NAMES, row, strict=True)}
+    numbers = {name: _int(known[name]) for name in ("index", "memory_mib")}
+    return {**known, **numbers}

@@ -1,0 +1,175 @@
+"""Captures -> canonical tables and metrics. Reads only raw/; what can't be read becomes the capture's status."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator import registry, stats
+from orchestrator.errors import ParseError
+from orchestrator.model import Capture, Metric, PassRecord
+
+if TYPE_CHECKING:
+    from orchestrator.collectors.base import Collector, Parsed
+    from orchestrator.plan import Plan
+    from orchestrator.tables import Table
+
+DISTORTED_FROM = 1.5
+"""A pass this many times slower than the bare one shows another program: its captures are `distorted`."""
+_PASS_OPTIONS = ("role", "repeat")
+_LOG_LIMIT_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Normalised:
+    """The captures with their final status, the passes with their slowdown, the parts of each table, the metrics."""
+
+    captures: tuple[Capture, ...]
+    passes: tuple[PassRecord, ...]
+    parts: Mapping[str, list[Table]] = field(default_factory=dict)
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+
+
+def normalise(
+    captures: Sequence[Capture], passes: Sequence[PassRecord], plan: Plan, root: Path, log: Callable[[str], None]
+) -> Normalised:
+    """Parses every capture. An exception of a parser is that capture's `unreadable`, with its traceback in the log."""
+    parts: dict[str, list[Table]] = {}
+    metrics: dict[str, Metric] = {}
+    done = []
+    timed = _with_slowdown(passes)
+    for capture in captures:
+        parsed = _parse(capture, log)
+        if isinstance(parsed, str):
+            capture = replace(capture, status="unreadable", reason=parsed)
+        elif parsed is not None:
+            for table in parsed.tables:
+                parts.setdefault(table.name, []).append(table.with_capture(capture.id, capture.rank))
+            metrics.update(parsed.metrics)
+            capture = _updated(capture, parsed)
+        done.append(_judged(capture, timed, passes, plan))
+    metrics.update(_timing(timed))
+    metrics.update(_from_output(plan, timed, root))
+    return Normalised(tuple(done), tuple(timed), parts, metrics)
+
+
+def rebuilt(capture: Capture) -> Collector:
+    """The collector of a capture, with the options that it had."""
+    options = {k: v for k, v in capture.options.items() if k not in _PASS_OPTIONS}
+    return registry.collector(capture.collector).model_validate(options)
+
+
+def _parse(capture: Capture, log: Callable[[str], None]) -> Parsed | str | None:
+    """What the capture's files say; None when there is nothing to read; a string says why they can't be read."""
+    if capture.status in ("skipped", "blocked", "cancelled") or (
+        capture.collector != "timing" and not capture.artifacts
+    ):
+        return None
+    try:
+        return rebuilt(capture).parse(capture)
+    except ParseError as error:
+        return str(error)
+    except Exception as error:  # a fault in a parser must cost its own capture only
+        log(f"{capture.id}: {traceback.format_exc()}")
+        return f"its parser failed, which is a bug: {type(error).__name__}: {error} (traceback in run.log)"
+
+
+def _updated(capture: Capture, parsed: Parsed) -> Capture:
+    return replace(
+        capture,
+        status=parsed.status or capture.status,
+        reason=parsed.reason or capture.reason,
+        trust=parsed.trust or capture.trust,
+        notes=(*capture.notes, *parsed.notes),
+    )
+
+
+def _judged(capture: Capture, timed: Sequence[PassRecord], passes: Sequence[PassRecord], plan: Plan) -> Capture:
+    """What only the comparison with the bare pass shows: distortion, and a target that fails only under the tool."""
+    record = next((p for p in timed if p.id == capture.pass_id), None)
+    run, bare = (record.run if record else None), bare_run(passes)
+    if record is None or run is None or record.role != "profiled":
+        return capture
+    if record.slowdown is not None and record.slowdown >= DISTORTED_FROM and capture.trust == "high":
+        capture = replace(capture, trust="distorted")
+    if bare and bare.wall_s is not None:
+        capture = replace(capture, overhead_s=round(run.wall_s - statistics.mean(_bare_walls(passes)), 6))
+    fine = plan.target.ok_exit_codes
+    failed = run.exit is not None and run.ended_by == "itself" and run.exit.status not in fine
+    if failed and bare and bare.exit and bare.exit.status in fine and capture.status in ("ok", "degraded", "empty"):
+        reason = f"the target failed only under {capture.collector}: {run.exit.describe() if run.exit else ''}"
+        return replace(capture, status="tool_failed", reason=f"{reason} (bare: {bare.exit.describe()})")
+    if failed and run.exit and capture.status in ("ok", "degraded"):
+        return replace(capture, notes=(*capture.notes, f"the target failed: {run.exit.describe()}"))
+    return capture
+
+
+def bare_run(passes: Sequence[PassRecord]) -> Any:
+    """The first run of the target without tools (a warm-up is one too), or None."""
+    return next((p.run for p in passes if p.role in ("warmup", "bare") and p.run), None)
+
+
+def _bare_walls(passes: Iterable[PassRecord]) -> list[float]:
+    """Wall times of the bare passes that ran to their end (or to the window's); warm-ups left out where there are others."""
+    for role in ("bare", "warmup"):
+        walls = [p.run.wall_s for p in passes if p.role == role and p.run and p.run.ended_by in ("itself", "window")]
+        if walls:
+            return walls
+    return []
+
+
+def _with_slowdown(passes: Sequence[PassRecord]) -> list[PassRecord]:
+    walls = _bare_walls(passes)
+    return [_slowed(record, walls, passes) if record.role == "profiled" and record.run else record for record in passes]
+
+
+def _slowed(record: PassRecord, bare: list[float], passes: Sequence[PassRecord]) -> PassRecord:
+    """The ratio of the means of the passes with the same collectors and of the bare passes, with its interval."""
+    run = record.run
+    if not bare or run is None or run.ended_by not in ("itself", "window"):
+        return record
+    own = [p.run.wall_s for p in passes if p.collectors == record.collectors and p.role == "profiled" and p.run]
+    return replace(record, slowdown=run.wall_s / statistics.mean(bare), slowdown_ci95=stats.ratio(own, bare).ci95)
+
+
+def _timing(passes: Sequence[PassRecord]) -> dict[str, Metric]:
+    """The figures of the bare passes: what the program takes when nobody looks."""
+    runs = [(p.id, p.run) for p in passes if p.role == "bare" and p.run and p.run.ended_by in ("itself", "window")]
+    metrics = {}
+    for name, unit in (("wall_s", "s"), ("user_s", "s"), ("sys_s", "s"), ("max_rss_bytes", "bytes")):
+        known = [(id_, getattr(run, name)) for id_, run in runs if getattr(run, name) is not None]
+        if known:
+            metrics[name] = stats.describe([v for _, v in known], unit, [id_ for id_, _ in known])
+    return metrics
+
+
+def _from_output(plan: Plan, passes: Sequence[PassRecord], root: Path) -> dict[str, Metric]:
+    """The plan's own metrics, read from what the target printed: of the bare passes, or of all when there is none."""
+    chosen = [p for p in passes if p.role == "bare" and p.run] or [p for p in passes if p.run]
+    metrics = {}
+    for name, wanted in plan.metrics.items():
+        found = {p.id: wanted.value(_output(root, p.id, wanted.pattern)) for p in chosen}
+        known = {id_: value for id_, value in found.items() if value is not None}
+        metrics[name] = stats.describe(list(known.values()), wanted.unit, list(known))
+    return metrics
+
+
+def _output(root: Path, pass_id: str, pattern: str) -> list[float]:
+    """Every number that the pattern finds in the target's output of that pass, in order."""
+    values = []
+    for stream in ("stdout", "stderr"):
+        path = root / "raw" / f"{pass_id}-target" / f"{stream}.log"
+        if path.exists():
+            with path.open("rb") as file:
+                text = file.read(_LOG_LIMIT_BYTES).decode("utf-8", "replace")
+            for found in re.finditer(pattern, text, re.M):
+                try:
+                    values.append(float(found[1]))
+                except ValueError:
+                    continue
+    return values

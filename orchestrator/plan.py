@@ -1,0 +1,299 @@
+"""The plan: the YAML file as pydantic models. Their descriptions are what editors show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    PrivateAttr,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from orchestrator import registry
+from orchestrator.collectors.base import Collector
+from orchestrator.command import Command, Environment, Variable, Word
+from orchestrator.env_steps.base import Step
+from orchestrator.errors import UsageError
+from orchestrator.model import Window
+from orchestrator.units import Budget, Duration
+
+_Kind = TypeVar("_Kind", bound=BaseModel)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+PositiveDuration = Annotated[Duration, Field(gt=0)]
+
+
+class TargetPlan(_Part):
+    """The program to run and what it needs. The command after `--` replaces `command`."""
+
+    command: Command | None = Field(
+        None, description="the program and its arguments; {pass} and {scratch} are replaced in it"
+    )
+    cwd: Word = Field(".", description="its working directory; relative to where profrun is started")
+    env: Environment = Field({}, description="variables added to its environment; {pass} and {scratch} are replaced")
+    timeout: PositiveDuration | None = Field(
+        1800.0,
+        description="time limit of each pass; null for none. Half an hour: longer runs are better looked at through a "
+        "window, and a hang does not hold the machine overnight",
+    )
+    before_each: Command | None = Field(
+        None, description="a command run before every pass, such as one that clears what the last pass left"
+    )
+    ok_exit_codes: tuple[Annotated[int, Field(ge=0, le=255)], ...] = Field(
+        (0,), min_length=1, description="exit statuses of the target that count as success"
+    )
+    retry: bool = Field(
+        False, description="may a pass be started again when a tool lost its file? Only for programs that may run twice"
+    )
+
+
+class WindowPlan(_Part):
+    """The part of each run that is recorded, in time since the target's start."""
+
+    after: Duration = Field(0.0, description="how long to wait before recording")
+    for_: PositiveDuration | None = Field(
+        None, alias="for", description="how long to record; until the end when left out"
+    )
+    then: Literal["stop", "continue"] = Field(
+        "continue", description="after the window, stop the target (which counts as success) or let it finish"
+    )
+
+    @model_validator(mode="after")
+    def _says_something(self) -> WindowPlan:
+        if self.after == 0 and self.for_ is None:
+            raise ValueError("a window needs `after`, `for` or both, such as {after: 60s, for: 20s}")
+        if self.then == "stop" and self.for_ is None:
+            raise ValueError("`then: stop` needs `for`: without it the window ends with the target")
+        return self
+
+    def model(self) -> Window:
+        """The same in the words of the runner."""
+        return Window(self.after, self.for_, self.then)
+
+
+class MetricPlan(_Part):
+    """A number read from what the target prints."""
+
+    pattern: str = Field(
+        description="a regular expression with one group ( ) around the number; ^ and $ match at lines"
+    )
+    take: Literal["last", "mean", "median", "min", "max"] = Field(
+        "last", description="which of the numbers of one run counts"
+    )
+    unit: str | None = Field(None, description="its unit, as the report should show it")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_pattern(cls, value: Any) -> Any:
+        return {"pattern": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _has_one_group(self) -> MetricPlan:
+        try:
+            groups = re.compile(self.pattern, re.MULTILINE).groups
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ValueError(f"{self.pattern} is no regular expression: {error}") from error
+        if groups != 1:
+            raise ValueError(
+                f"{self.pattern} has {groups or 'no'} groups: put ( ) around the number, (?: ) around the rest"
+            )
+        return self
+
+    def value(self, found: Sequence[float]) -> float | None:
+        """The one number for a run that printed these, in this order; None when it printed none."""
+        import statistics
+
+        take: dict[str, Callable[[Sequence[float]], float]] = {
+            "last": lambda numbers: numbers[-1],
+            "mean": statistics.fmean,
+            "median": statistics.median,
+            "min": min,
+            "max": max,
+        }
+        return take[self.take](found) if found else None
+
+
+class ReportPlan(_Part):
+    """Where the report goes, and what it shows."""
+
+    directory: Word = Field("reports", min_length=1, description="the folder that gets one folder for each run")
+    formats: tuple[Literal["html", "markdown"], ...] = Field(("html", "markdown"), description="the pages to write")
+    env_show: tuple[Variable, ...] = Field(
+        (), description="environment variables whose values are shown, beyond the built-in list of harmless ones"
+    )
+
+
+def _dumped(part: BaseModel) -> dict[str, Any]:
+    return part.model_dump(mode="json", by_alias=True)
+
+
+def _collector(value: Any) -> Collector:
+    return _built(value, "collector", Collector, registry.collector, registry.collector_names)
+
+
+def _step(value: Any) -> Step:
+    return _built(value, "environment step", Step, registry.environment_step, registry.environment_names)
+
+
+AnyCollector = Annotated[
+    Collector, PlainValidator(_collector), PlainSerializer(_dumped), WithJsonSchema({"$comment": "collector"})
+]
+AnyStep = Annotated[Step, PlainValidator(_step), PlainSerializer(_dumped), WithJsonSchema({"$comment": "step"})]
+
+
+class Together(_Part):
+    """Collectors that share one pass, and so one clock."""
+
+    together: tuple[AnyCollector, ...] = Field(min_length=1, description="the collectors that share the pass")
+
+    @model_validator(mode="after")
+    def _can_share(self) -> Together:
+        for index, one in enumerate(self.together):
+            if one.alone and len(self.together) > 1:
+                raise ValueError(f"{one.use} measures the undisturbed run and can't share its pass: list it by itself")
+            for other in self.together[:index]:
+                both = " and ".join(sorted(one.claims & other.claims))
+                if both:
+                    raise ValueError(
+                        f"{other.use} and {one.use} can't share a pass, as both need {both}: list them one by one"
+                    )
+        return self
+
+
+def _item(value: Any) -> Collector | Together:
+    if isinstance(value, Together) or (isinstance(value, dict) and "together" in value):
+        return Together.model_validate(value)
+    return _collector(value)
+
+
+Item = Annotated[
+    Collector | Together, PlainValidator(_item), PlainSerializer(_dumped), WithJsonSchema({"$comment": "item"})
+]
+
+
+def _plain_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise ValueError(
+            f"{name!r} names folders: use up to 64 letters, digits, `-`, `_` and `.`, a letter or digit first"
+        )
+    return name
+
+
+def _metric_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./-]{0,63}", name):
+        raise ValueError(
+            f"{name!r} is no name for a metric: use letters, digits, `_`, `.`, `/` and `-`, a letter first"
+        )
+    return name
+
+
+class Plan(_Part):
+    """A profiling plan: what to run, what to look at it with, and in which state of the machine."""
+
+    version: Literal[1] = Field(description="the version of the plan's format; always 1")
+    name: Annotated[str, AfterValidator(_plain_name)] = Field(
+        "plan", description="the name of its reports; the file's name when left out"
+    )
+    description: str | None = Field(None, description="one sentence for people")
+    extends: str | None = Field(
+        None, description="the template (a name) or file (a path from this file) that this plan builds on"
+    )
+    target: TargetPlan = Field(TargetPlan(), description="the program to run")
+    window: WindowPlan | None = Field(None, description="the part of each run to record; the whole run when left out")
+    budget: Budget | None = Field(
+        None, description="limit for the whole run: a time (2h) or a multiple of one bare run (10x)"
+    )
+    metrics: dict[Annotated[str, AfterValidator(_metric_name)], MetricPlan] = Field(
+        {}, description="numbers read from the target's output: a name, and the regular expression that finds it"
+    )
+    environment: tuple[AnyStep, ...] = Field((), description="steps applied before the passes, and undone in reverse")
+    collectors: tuple[Item, ...] = Field(min_length=1, description="what to look with, in this order; one pass each")
+    leftovers: Literal["keep", "end"] = Field(
+        "keep", description="what to do with processes that the target leaves running; they are named in any case"
+    )
+    tools: dict[str, Word] = Field({}, description="paths of tools that are not where profrun looks")
+    report: ReportPlan = Field(ReportPlan(), description="where the report goes, and what it shows")
+
+    _source_map: dict[str, tuple[str, int | None]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def source_map(self) -> dict[str, tuple[str, int | None]]:
+        """Where each value was written: "collectors[1].rate" -> (file, line). Defaults are not in it."""
+        return self._source_map
+
+    def groups(self) -> tuple[tuple[Collector, ...], ...]:
+        """The collectors by pass: those of one `together` share theirs."""
+        return tuple(item.together if isinstance(item, Together) else (item,) for item in self.collectors)
+
+    def each_collector(self) -> Iterator[Collector]:
+        """Every collector, also those inside `together`."""
+        return (collector for group in self.groups() for collector in group)
+
+
+# ---------------------------------------------------------------- items that say by `use` what they are
+
+
+def _built(
+    value: Any, what: str, base: type[_Kind], find_class: Callable[[str], type[_Kind]], names: Callable[[], list[str]]
+) -> _Kind:
+    """The collector or step that `value` describes. Its errors carry their paths inside the item."""
+    if isinstance(value, base):
+        return value
+    if not isinstance(value, dict):
+        raise _refused(f"needs keys and values that say which {what} it is", f"write - {{use: {value}}}")
+    if "use" not in value:
+        raise _refused(f"has no `use` to say which {what} it is", f"known: {', '.join(names())}")
+    name = str(value["use"])
+    try:
+        found = find_class(name)
+    except KeyError:
+        raise _refused(f"{name} is no {what}", suggestion(name, names()), "use") from None
+    except UsageError as error:
+        raise _refused(error.what, f"{error.why}; {error.next_step}", "use") from error
+    return _validated(found, base, value, name)
+
+
+def _validated(found: type[_Kind], base: type[_Kind], value: dict[str, Any], name: str) -> _Kind:
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise _refused(f"{name} comes from an installed package, but is no {base.__name__}", "mend that package", "use")
+    try:
+        return found.model_validate(value)
+    except ValidationError:
+        raise
+    except Exception as error:  # somebody else's validator; the plan's other problems are still told
+        raise _refused(f"{name} fails on these options: {type(error).__name__}: {error}", "", "use") from error
+
+
+def _refused(message: str, hint: str, *loc: str) -> Exception:
+    reason = PydanticCustomError("plan", "{text}", {"text": message, "hint": hint})
+    if not loc:
+        return reason
+    return ValidationError.from_exception_data("plan", [{"type": reason, "loc": loc, "input": None}])
+
+
+def suggestion(word: str, known: Sequence[str]) -> str:
+    """What was probably meant, and all that could be."""
+    return closest(word, known) + f"known: {', '.join(known)}"
+
+
+def closest(word: str, known: Sequence[str]) -> str:
+    """`did you mean timing? `, or nothing when no known word is like it."""
+    import difflib
+
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]}? " if close else ""

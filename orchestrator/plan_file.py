@@ -1,0 +1,292 @@
+"""From a template's name or a file's path to a Plan, with what it extends and every `--set`; and back to YAML."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from orchestrator import yaml_source
+from orchestrator.collectors.base import Collector
+from orchestrator.errors import PlanError, Problem, UsageError
+from orchestrator.plan import Plan, Together, closest, suggestion
+from orchestrator.tree import Node, Place, assign, concrete, merge, parse_path, path_text, places, plain, relocated
+
+LIMIT_BYTES = 1_000_000
+LIMIT_BASES = 10
+LIMIT_PROBLEMS = 50
+_OF_ONE_FILE = ("name", "description", "extends")
+"""Keys that speak of one file: a plan that extends it does not take them over."""
+
+
+# ---------------------------------------------------------------- templates
+
+
+@dataclass(frozen=True)
+class Template:
+    """A plan that comes with profrun."""
+
+    name: str
+    description: str
+    path: Path
+
+
+def profiles() -> Path:
+    """The folder of the templates: in the installed package, or beside it in a checkout."""
+    package = Path(__file__).parent
+    installed = package / "profiles"
+    return installed if installed.is_dir() else package.parent / "profiles"
+
+
+def _template_paths() -> dict[str, Path]:
+    return {path.stem: path for path in sorted(profiles().glob("*.yaml"))}
+
+
+def templates() -> list[Template]:
+    """All templates by name."""
+    return [Template(name, _description(path), path) for name, path in _template_paths().items()]
+
+
+def _description(path: Path) -> str:
+    tree, _ = yaml_source.read(path.read_bytes(), str(path))
+    keys = tree.value if tree and isinstance(tree.value, dict) else {}
+    return str(keys["description"].value) if "description" in keys else ""
+
+
+def find(name: str, also: Sequence[str] = ()) -> Path:
+    """The file of a plan: a path when it holds a slash or ends in .yaml or .yml, else a template.
+
+    `also`: other words that may have been meant, such as commands. Raises UsageError for an unknown template.
+    """
+    if _is_path(name):
+        return Path(name)
+    known = _template_paths()
+    if name in known:
+        return known[name]
+    meant = closest(name, [*known, *also])
+    raise UsageError(
+        f"there is no template {name!r}",
+        "a plan is a template, or a file whose name holds a slash or ends in .yaml",
+        f"write ./{name}" if name and Path(name).is_file() else f"{meant}templates: {', '.join(known)}",
+    )
+
+
+def _is_path(name: str) -> bool:
+    return "/" in name or name.lower().endswith((".yaml", ".yml"))
+
+
+def template_text(template: Path) -> str:
+    """A template as `profrun init` copies it: the editor's line then points at the schema by its full path."""
+    return template.read_text(encoding="utf-8").replace(
+        "$schema=schema.json", f"$schema={profiles() / 'schema.json'}", 1
+    )
+
+
+# ---------------------------------------------------------------- loading
+
+
+def load(path: Path | str, sets: Sequence[str] = ()) -> Plan:
+    """The plan in that file, with what it extends and every `--set a.b=value`. Raises PlanError: all that is wrong."""
+    problems: list[Problem] = []
+    tree = _with_bases(Path(path), problems, ())
+    for text in sets:
+        tree = _with_set(tree, text, problems)
+    tree = _named(tree, Path(path))
+    plan = _checked(tree, problems)
+    if plan is None or problems:
+        raise PlanError(_in_order(problems))
+    plan.source_map.update({path_text(where): (place.file, place.line) for where, place in places(tree) if where})
+    return plan
+
+
+def _with_bases(path: Path, problems: list[Problem], above: tuple[Path, ...]) -> Node:
+    """The mapping in that file on top of what it extends. Raises PlanError where a file can't be read at all."""
+    tree, found = yaml_source.read(_bytes(path), str(path))
+    problems += found
+    if tree is None or not isinstance(tree.value, dict):
+        raise PlanError(problems if tree is None else [*problems, _no_mapping(tree)])
+    base = _base(tree.value.get("extends"), path, (*above, path), problems)
+    if base is None:
+        return tree
+    below = _with_bases(base, problems, (*above, path))
+    kept = {key: child for key, child in dict(below.value or {}).items() if key not in _OF_ONE_FILE}  # type: ignore[arg-type]
+    return merge(Node(kept, below.place), tree)
+
+
+def _base(extends: Node | None, path: Path, chain: tuple[Path, ...], problems: list[Problem]) -> Path | None:
+    """The file that `extends` means, seen from the plan at `path`; None, with a problem, where that is none."""
+    if extends is None or extends.value is None:
+        return None
+    try:
+        base = _meant(extends.value, path.parent)
+        _check_chain(base, chain)
+    except UsageError as error:
+        problems.append(Problem(str(path), extends.place.line, "extends", error.what, error.next_step))
+        return None
+    return base
+
+
+def _meant(name: Any, folder: Path) -> Path:
+    if not isinstance(name, str):
+        raise UsageError("needs the name of a template, or a path", "", "extends: cpu-quick")
+    if not _is_path(name):
+        return find(name)
+    if not os.path.lexists(folder / name):
+        raise UsageError(f"there is no file {folder / name}", "", "a path is looked up from the file that names it")
+    return folder / name
+
+
+def _check_chain(base: Path, chain: tuple[Path, ...]) -> None:
+    names = " > ".join(str(path) for path in (*chain, base))
+    if any(os.path.realpath(base) == os.path.realpath(path) for path in chain):
+        raise UsageError(f"goes round in a circle: {names}")
+    if len(chain) > LIMIT_BASES:
+        raise UsageError(f"more than {LIMIT_BASES} plans stand on top of one another: {names}")
+
+
+def _bytes(path: Path) -> bytes:
+    """The file's content. Never more than the limit is read, also of what has no size."""
+    try:
+        with path.open("rb") as file:
+            about, data = os.fstat(file.fileno()), file.read(LIMIT_BYTES)
+    except FileNotFoundError:
+        raise _unreadable(
+            path, "there is no such file", "profrun templates lists the plans that come with profrun"
+        ) from None
+    except IsADirectoryError:
+        raise _unreadable(path, "is a folder, not a plan", "name a file in it") from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, f"can't be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) == LIMIT_BYTES:
+        size = f"{about.st_size / 1e6:.1f} MB" if stat.S_ISREG(about.st_mode) else "1 MB or more"
+        raise _unreadable(path, f"is {size} long; a plan is shorter than 1 MB", "is it the right file?")
+    return data
+
+
+def _unreadable(path: Path, message: str, hint: str = "") -> PlanError:
+    return PlanError([Problem(str(path), None, "", message, hint)])
+
+
+def _no_mapping(tree: Node) -> Problem:
+    if tree.value is None:
+        return Problem(tree.place.file, None, "", "is empty", "profrun init cpu-quick writes a plan to start from")
+    found = "a list" if isinstance(tree.value, list) else "a single value"
+    return Problem(
+        tree.place.file,
+        tree.place.line,
+        "",
+        f"holds {found}",
+        "a plan is keys and values, the first of them version: 1",
+    )
+
+
+def _named(tree: Node, path: Path) -> Node:
+    """A plan without a name of its own is called as its file is, in characters that fit every file system."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._")[:64]
+    name = Node(stem or "plan", Place(str(path), None))
+    return merge(Node({"name": name}, tree.place), tree)
+
+
+def _checked(tree: Node, problems: list[Problem]) -> Plan | None:
+    """The plan, or None with the problems added; a value that is known to be wrong already is not blamed twice."""
+    try:
+        return Plan.model_validate(plain(tree))
+    except ValidationError as error:
+        from orchestrator import plan_errors
+
+        known = tuple(problem.path for problem in problems if problem.path)
+        problems += (p for p in plan_errors.problems(error, Plan, tree) if not _within(p.path, known))
+        return None
+
+
+def _within(path: str, known: Iterable[str]) -> bool:
+    return any(path == one or path.startswith((f"{one}.", f"{one}[")) for one in known)
+
+
+def _in_order(problems: list[Problem]) -> list[Problem]:
+    """By file and line, as an editor walks them; beyond a limit only counted."""
+    files = list(dict.fromkeys(problem.file for problem in problems))
+    ordered = sorted(problems, key=lambda problem: (files.index(problem.file), problem.line or 0))
+    more = len(ordered) - LIMIT_PROBLEMS
+    return (
+        ordered if more <= 0 else [*ordered[:LIMIT_PROBLEMS], Problem(ordered[-1].file, None, "", f"and {more} more")]
+    )
+
+
+# ---------------------------------------------------------------- --set
+
+
+def _with_set(tree: Node, text: str, problems: list[Problem]) -> Node:
+    """The tree with `a.b=value` in it."""
+    name, sign, written = text.partition("=")
+    try:
+        if not sign:
+            raise ValueError("has no value; write it like target.timeout=30m")
+        path = concrete(tree, parse_path(name.strip()))
+        if path[0] == "extends":
+            raise ValueError("can't be set, as the plan is read by then: name the plan to start from instead")
+        value, found = yaml_source.read(written, "--set")
+        problems += (replace(p, line=None, path=_joined(path_text(path), p.path)) for p in found)
+        if value is None:
+            return tree
+        if isinstance(value.value, (dict, list)) and written.lstrip()[:1] not in ("{", "["):
+            raise ValueError("needs its value in quotes, as it holds signs that mean something in YAML")
+        return assign(tree, path, relocated(value, Place("--set", None)))
+    except ValueError as error:
+        problems.append(Problem("--set", None, name.strip() or text, str(error)))
+        return tree
+
+
+def _joined(path: str, inside: str) -> str:
+    return path + inside if inside.startswith("[") else f"{path}.{inside}".rstrip(".")
+
+
+# ---------------------------------------------------------------- choosing, writing
+
+
+def select(plan: Plan, only: Sequence[str] = (), skip: Sequence[str] = ()) -> Plan:
+    """The plan with a part of its collectors, also inside `together`. A name is a `use` or a label; commas separate.
+
+    Raises UsageError for a name that the plan does not have, and when nothing is left.
+    """
+    wanted, unwanted = _names(plan, "--only", only), _names(plan, "--skip", skip)
+
+    def stays(collector: Collector) -> bool:
+        own = {collector.use, collector.label()}
+        return (not wanted or bool(own & wanted)) and not own & unwanted
+
+    kept = [tuple(collector for collector in group if stays(collector)) for group in plan.groups()]
+    items: list[Collector | Together] = [g[0] if len(g) == 1 else Together(together=g) for g in kept if g]
+    if not items:
+        raise UsageError("no collector is left to run", "--only and --skip leave none", f"the plan has {_listed(plan)}")
+    return plan.model_copy(update={"collectors": tuple(items)})
+
+
+def _names(plan: Plan, option: str, given: Sequence[str]) -> set[str]:
+    names = {name.strip() for text in given for name in text.split(",") if name.strip()}
+    known = {word for collector in plan.each_collector() for word in (collector.use, collector.label())}
+    for name in sorted(names - known):
+        raise UsageError(f"{option} {name}: the plan has no such collector", "", suggestion(name, sorted(known)))
+    return names
+
+
+def _listed(plan: Plan) -> str:
+    return ", ".join(dict.fromkeys(collector.use for collector in plan.each_collector()))
+
+
+def dump(plan: Plan) -> str:
+    """The plan as YAML with every default spelled out, valid to load again. What it extended is in it already."""
+    return yaml_source.dump(plan.model_dump(mode="json", by_alias=True, exclude={"extends"}))
+
+
+def json_schema(plugins: bool = True) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a plan; `plugins`: with what other installed packages offer."""
+    from orchestrator import plan_schema
+
+    return plan_schema.build(Plan, plugins)

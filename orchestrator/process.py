@@ -1,0 +1,474 @@
+"""DOOR: the only starter of processes. Short questions go through `sh`; the measured target and the profilers are started
+so that nothing is added to their run: real files for output, their own session, no shell, no pipe to be filled."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from orchestrator.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND
+from orchestrator.model import Child, Exit, Process
+
+MARKER = "PROFRUN_RUN"
+"""The environment variable by which everything that a run started is found again, also when it left the session."""
+
+_PROC = Path("/proc")
+_WAITED_FOR: set[int] = set()
+"""Children whose end somebody here waits for; `reap_orphans` leaves them alone."""
+_ANSWER_LIMIT_BYTES = 16 << 20
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PTRACER = 0x59616D61
+
+
+# ---------------------------------------------------------------- short questions
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a short command said. `exit` is None when it could not be started or had to be killed; `error` then says why."""
+
+    argv: tuple[str, ...]
+    exit: Exit | None
+    stdout: str
+    stderr: str
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.exit is not None and self.exit.status == 0
+
+
+def ask(
+    argv: Sequence[str], *, timeout_s: float = 10.0, env: Mapping[str, str] | None = None, cwd: str | None = None
+) -> Answer:
+    """Runs a short command to its end, or kills its whole group after `timeout_s`. Never raises for what the command does."""
+    import sh
+
+    words = tuple(argv)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, Path(os.devnull).open("rb") as nothing:
+        options: dict[str, Any] = {
+            "_bg": True, "_bg_exc": False, "_return_cmd": True, "_new_session": True, "_tty_out": False,
+            "_in": nothing, "_out": out, "_err": err, "_ok_code": range(-64, 256),
+            "_env": dict(os.environ if env is None else env), **({"_cwd": cwd} if cwd else {}),
+        }  # fmt: skip
+        try:
+            command: Any = sh.Command(words[0])
+            running = command(*words[1:], **options)
+        except (sh.CommandNotFound, sh.ForkException, OSError, UnicodeError) as error:
+            return Answer(words, None, "", "", f"{words[0]} can't be started: {str(error) or 'not found'}")
+        error_text = _wait(running, timeout_s, sh)
+        exit_ = None if error_text else _exit_of(running.exit_code)
+        return Answer(words, exit_, _text(out), _text(err), error_text)
+
+
+def _wait(running: Any, timeout_s: float, sh: Any) -> str | None:
+    try:
+        running.wait(timeout=timeout_s)
+    except sh.TimeoutException:
+        with contextlib.suppress(OSError):
+            running.signal_group(signal.SIGKILL)
+        return f"no answer in {timeout_s:g} s"
+    return None
+
+
+def _exit_of(code: int) -> Exit:
+    return Exit(signal=-code) if code < 0 else Exit(code=code)
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read(_ANSWER_LIMIT_BYTES).decode("utf-8", "replace")
+
+
+# ---------------------------------------------------------------- the measured target
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How to start the target. File descriptors stay the caller's."""
+
+    exe: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+    stdin: int
+    stdout: int
+    stderr: int
+    child: Child
+
+
+class Started:
+    """A process of ours that was started by `start`. `wait` gives its end; `fileno` becomes readable when it ends."""
+
+    def __init__(self, pid: int, failure: int) -> None:
+        self.pid = pid
+        self.started_ns, self._started = time.time_ns(), time.perf_counter()
+        self._failure = failure
+        self._pidfd = os.pidfd_open(pid)
+        _WAITED_FOR.add(pid)
+        self._floor_bytes = own_peak_rss_bytes()
+        self.exit: Exit | None = None
+        self.start_error: str | None = None
+        """Why its exec failed; known after its end, None when it did not fail."""
+        self.wall_s: float | None = None
+        self.ended_ns: int | None = None
+        self.usage: resource.struct_rusage | None = None
+
+    def fileno(self) -> int:
+        return self._pidfd
+
+    def open_gate(self) -> None:
+        """Lets a target that waits before its exec go on; its clock starts now."""
+        self.started_ns, self._started = time.time_ns(), time.perf_counter()
+        os.kill(self.pid, signal.SIGCONT)
+
+    def executing(self) -> bool:
+        """Whether it has become the program it is to be (or has ended)."""
+        return self.exit is not None or bool(select.select([self._failure], [], [], 0)[0])
+
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self._started
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits up to `timeout_s` for its end; True when it has ended."""
+        if self.exit is None and select.select([self._pidfd], [], [], max(0.0, timeout_s))[0]:
+            self._reap()
+        return self.exit is not None
+
+    def _reap(self) -> None:
+        self.wall_s, self.ended_ns = self.elapsed_s(), time.time_ns()
+        _, status, self.usage = os.wait4(self.pid, 0)
+        self.exit = wait_status(status)
+        self.start_error = os.read(self._failure, 4096).decode("utf-8", "replace") or None
+        os.close(self._failure)
+        os.close(self._pidfd)
+
+    def max_rss_bytes(self) -> int | None:
+        """Its peak resident set; None where it is not above ours, since a child inherits our peak through fork."""
+        peak = self.usage.ru_maxrss * 1024 if self.usage else 0
+        return peak if peak > self._floor_bytes else None
+
+
+def start(spec: Spec, *, gated: bool = False) -> Started:
+    """Starts the target. `gated`: it is stopped just before its exec, for tools to attach; `open_gate` lets it go on."""
+    failure, failure_write = os.pipe2(os.O_CLOEXEC)
+    tracer = _yama_tracer()
+    pid = os.fork()
+    if pid == 0:
+        _become(spec, gated, failure_write, tracer)
+    os.close(failure_write)
+    if gated:
+        os.waitpid(pid, os.WUNTRACED)
+    return Started(pid, failure)
+
+
+def _become(spec: Spec, gated: bool, failure: int, tracer: Callable[[], object] | None) -> NoReturn:
+    """The child's side: becomes the target, or says why not. Python ignores SIGPIPE and SIGXFSZ; the target must not."""
+    code = EXIT_NOT_FOUND
+    try:
+        os.setsid()
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        for fd, standard in ((spec.stdin, 0), (spec.stdout, 1), (spec.stderr, 2)):
+            os.dup2(fd, standard)
+        os.chdir(spec.cwd)
+        _apply(spec.child)
+        if tracer:
+            tracer()
+        if gated:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        os.execve(spec.exe, spec.argv, spec.env)
+    except BaseException as error:  # nothing may escape into the parent's code, whatever it is
+        with contextlib.suppress(BaseException):
+            code = EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else EXIT_NOT_EXECUTABLE
+            os.write(failure, _why(error).encode("utf-8", "replace"))
+    finally:
+        os._exit(code)
+    raise AssertionError  # os._exit does not return
+
+
+def _why(error: BaseException) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+
+
+def _apply(child: Child) -> None:
+    if child.affinity is not None:
+        os.sched_setaffinity(0, child.affinity)
+    if child.nice is not None:
+        os.setpriority(os.PRIO_PROCESS, 0, child.nice)
+    if child.personality is not None:
+        ctypes.CDLL(None, use_errno=True).personality(child.personality)
+
+
+def _yama_tracer() -> Callable[[], object] | None:
+    """Where only ancestors may trace (yama 1), what the child calls to let our tools, its siblings, trace it as well."""
+    try:
+        if (_PROC / "sys/kernel/yama/ptrace_scope").read_text().strip() != "1":
+            return None
+    except OSError:
+        return None
+    libc, us = ctypes.CDLL(None), os.getpid()
+    return lambda: libc.prctl(_PR_SET_PTRACER, us, 0, 0, 0)
+
+
+def wait_status(status: int) -> Exit:
+    """A wait status as an Exit."""
+    return Exit(signal=os.WTERMSIG(status)) if os.WIFSIGNALED(status) else Exit(code=os.WEXITSTATUS(status))
+
+
+def own_peak_rss_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+# ---------------------------------------------------------------- the profilers beside it
+
+
+class Helper:
+    """A profiler that runs beside the target, with its output in files."""
+
+    def __init__(self, argv: Sequence[str], stdout: Path, stderr: Path, env: Mapping[str, str], cwd: Path) -> None:
+        """Raises OSError when it can't be started."""
+        self.argv = tuple(argv)
+        with stdout.open("ab") as out, stderr.open("ab") as err:
+            self._popen = subprocess.Popen(
+                self.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=dict(env),
+                cwd=cwd,
+                start_new_session=True,
+            )
+        self.pid = self._popen.pid
+        _WAITED_FOR.add(self.pid)
+        self.asked_to_stop = self.killed = False
+
+    def ended(self) -> bool:
+        return self._popen.poll() is not None
+
+    def status(self) -> int | None:
+        """Its exit status as a shell shows it; None while it runs."""
+        code = self._popen.poll()
+        return None if code is None else _exit_of(code).status
+
+    def wait(self, timeout_s: float) -> bool:
+        try:
+            self._popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def stop(self, number: int, grace_s: float) -> None:
+        """Asks it to end with `number`, then with SIGTERM, then kills it and everything in its session."""
+        self.asked_to_stop = True
+        for step, patience_s in ((number, grace_s), (signal.SIGTERM, 5.0)):
+            if self.ended():
+                return
+            self.signal(step)
+            if self.wait(patience_s):
+                return
+        self.killed = True
+        self.signal(signal.SIGKILL)
+        self.wait(5.0)
+
+
+# ---------------------------------------------------------------- who is there
+
+
+def become_subreaper() -> None:
+    """From now on, orphans of our descendants become our children instead of init's: none is lost from sight."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children(pid: int) -> list[int]:
+    """The direct children of a process, of all its threads."""
+    found: list[int] = []
+    for task in _listdir(_PROC / str(pid) / "task"):
+        with contextlib.suppress(OSError):
+            found += map(int, (_PROC / str(pid) / "task" / task / "children").read_text().split())
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """All living descendants, parents before children."""
+    found: list[int] = []
+    queue = [pid]
+    while queue:
+        queue = [child for parent in queue for child in children(parent)]
+        found += queue
+    return found
+
+
+def marked(mark: str) -> list[int]:
+    """Every living process whose marker begins with `mark`; ours excepted."""
+    sign = b"\0" + f"{MARKER}={mark}".encode()
+    us = os.getpid()
+    found = []
+    for name in _listdir(_PROC):
+        if name.isdigit() and int(name) != us:
+            with contextlib.suppress(OSError):
+                if sign in b"\0" + (_PROC / name / "environ").read_bytes():
+                    found.append(int(name))
+    return found
+
+
+def state(pid: int) -> str | None:
+    """The state letter of /proc/PID/stat (R, S, D, T, t, Z ...); None when it is gone."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()[0]
+
+
+def alive(pid: int) -> bool:
+    return state(pid) not in (None, "Z", "X")
+
+
+def started_ticks(pid: int) -> int | None:
+    """Start time in clock ticks since boot: with the pid, the identity of a process."""
+    try:
+        return int((_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def tracer_of(pid: int) -> int:
+    """The pid of its ptrace tracer; 0 when it has none or is gone."""
+    try:
+        for line in (_PROC / str(pid) / "status").read_text(errors="replace").splitlines():
+            if line.startswith("TracerPid:"):
+                return int(line.split()[1])
+    except OSError:
+        pass
+    return 0
+
+
+def argv_of(pid: int) -> tuple[str, ...]:
+    """Its command line; empty when it is gone or a kernel thread."""
+    try:
+        raw = (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return ()
+    return tuple(os.fsdecode(word) for word in raw.split(b"\0")[:-1])
+
+
+def exe_of(pid: int) -> str | None:
+    """The file it executes; None when it is gone or not ours to know."""
+    try:
+        return os.readlink(_PROC / str(pid) / "exe").removesuffix(" (deleted)")  # noqa: PTH115 - a deleted file is no Path
+    except OSError:
+        return None
+
+
+def describe(pid: int) -> Process:
+    return Process(pid, argv_of(pid))
+
+
+def is_python(pid: int) -> bool:
+    """Whether a Python interpreter runs in it, by its executable's name or its libpython."""
+    exe = os.path.basename(exe_of(pid) or "")  # noqa: PTH119
+    if exe.startswith(("python", "pypy")):
+        return True
+    try:
+        return b"/libpython" in (_PROC / str(pid) / "maps").read_bytes()
+    except OSError:
+        return False
+
+
+def perf_descriptors(pid: int) -> int:
+    """How many perf_event descriptors it holds: perf has attached when there are some."""
+    count = 0
+    for fd in _listdir(_PROC / str(pid) / "fd"):
+        with contextlib.suppress(OSError):
+            count += "perf_event" in os.readlink(_PROC / str(pid) / "fd" / fd)  # noqa: PTH115
+    return count
+
+
+def _listdir(path: Path) -> list[str]:
+    try:
+        return os.listdir(path)  # noqa: PTH208 - names are wanted, and this is asked often
+    except OSError:
+        return []
+
+
+# ---------------------------------------------------------------- ending what was started
+
+
+def send(pid: int, number: int) -> bool:
+    """Sends a signal; False when the process is gone or not ours to signal."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def send_group(pid: int, number: int) -> None:
+    """To the process and those of its descendants that stayed in its group: what a terminal does on Ctrl-C."""
+    try:
+        group = os.getpgid(pid)
+    except ProcessLookupError:
+        return
+    if group == pid:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, number)
+        return
+    for member in (pid, *descendants(pid)):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(member) == group:
+                send(member, number)
+
+
+def continue_stopped(pids: Iterable[int]) -> list[int]:
+    """Continues those that are stopped without a tracer; gives back which they were."""
+    stopped = [pid for pid in pids if state(pid) == "T" and tracer_of(pid) == 0]
+    return [pid for pid in stopped if send(pid, signal.SIGCONT)]
+
+
+def end(pids: Callable[[], list[int]], patience_s: float = 3.0) -> list[Process]:
+    """Ends every process that `pids` names, deepest last-started first: SIGTERM, then SIGKILL until none is left.
+
+    Gives back whom it had to end."""
+    seen: dict[int, Process] = {}
+    for number, limit_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 5.0)):
+        deadline = time.monotonic() + limit_s
+        told: set[int] = set()
+        while True:
+            living = [pid for pid in pids() if alive(pid)]
+            for pid in reversed(living):
+                seen.setdefault(pid, describe(pid))
+                if pid not in told or number == signal.SIGKILL:
+                    send(pid, number)
+                    send(pid, signal.SIGCONT)
+                    told.add(pid)
+            reap_orphans()
+            if not living or time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        if not living:
+            break
+    return list(seen.values())
+
+
+def reap_orphans() -> None:
+    """Takes the exit status of dead processes that became our children and that nobody waits for."""
+    for pid in children(os.getpid()):
+        if pid not in _WAITED_FOR and state(pid) == "Z":
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)

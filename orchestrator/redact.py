@@ -1,0 +1,119 @@
+"""What may be secret, and taking it out of everything that profrun itself writes: names, values, command lines, URLs.
+
+The environment is shown by allow-list: an unknown variable's value is hidden, not guessed harmless.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+MASK = "[redacted]"
+HIDDEN = "[hidden]"
+
+_SECRET_NAME = re.compile(
+    r"""(?:^|[_\-.])(?:pass(?:wd|word|phrase)?|pwd|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|ssh[_-]?key
+    |signing[_-]?key|encryption[_-]?key|key|auth(?:orization)?|cred(?:ential)?s?|cookie|session(?:id)?|signature|dsn|jwt
+    |bearer|webhook|license|conn(?:ection)?[_-]?str(?:ing)?|sas)(?:$|[_\-.\d])
+    |password|passwd|secret|apikey|token|credential|privatekey""",
+    re.I | re.X,
+)
+_NO_SECRET = re.compile(
+    r"^(?:SLURM_(?:TOKEN_)?(?!JWT)\w*|PYTHONHASHSEED|TOKENIZERS_PARALLELISM|SSH_TTY|XDG_SESSION_(?:ID|TYPE|CLASS)"
+    r"|NCCL_\w+|MAX_TOKENS?|KEYBOARD\w*|MONKEY\w*|PWD|OLDPWD)$",
+    re.I,
+)
+_SHOWN = re.compile(
+    r"""^(?:PATH|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|HOME|USER|LANG|LC_\w+|SHELL|TERM|TMPDIR|PWD|HOSTNAME|VIRTUAL_ENV
+    |CONDA_PREFIX|CONDA_DEFAULT_ENV|CI|NO_COLOR
+    |(?:CUDA|CUBLAS|CUDNN|NCCL|OMP|KMP|MKL|OPENBLAS|GOMP|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|NVIDIA|HIP|ROCR|UCX|FI|GLOO
+    |SLURM|OMPI|PMI|PMIX|MASTER|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|MALLOC|PYTHON\w*|XLA|JAX|TF|NSYS
+    |NCU|TOKENIZERS|PROFRUN)(?:_\w+)?)$""",
+    re.X,
+)
+_SECRET_VALUES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)",
+        r"\bgh[pousr]_[A-Za-z0-9]{20,}",
+        r"\bgithub_pat_[A-Za-z0-9_]{20,}",
+        r"\bglpat-[\w-]{20,}",
+        r"\bhf_[A-Za-z0-9]{20,}",
+        r"\bsk-[A-Za-z0-9_-]{20,}",
+        r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
+        r"\bAIza[\w-]{35}",
+        r"\bxox[abprs]-[\w-]{10,}",
+        r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*",
+        r"\bpypi-[\w-]{20,}",
+        r"\bnpm_[A-Za-z0-9]{30,}",
+        r"(?i)\b(?:bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}",
+        r"(?<=://)[^/\s:@\"']*:[^@\s/\"']+(?=@)",
+        r"(?i)(?<=[?&]sig=)[^&\s\"']+",
+        r"(?i)(?<=[?&]key=)[^&\s\"']+",
+        r"(?i)(?<=[?&]token=)[^&\s\"']+",
+    )
+)
+_SECRET_FLAG = re.compile(
+    r"(?i)^(--?(?:\w+[-_])*?(?:password|passwd|pass|secret|token|api[-_]?key|access[-_]?key|private[-_]?key|credentials?"
+    r"|auth)(?:[-_](?:key|token|file|value|id))?)(=(.*))?$"
+)
+_ASSIGNMENT = re.compile(r"^([A-Za-z_]\w*)=(.+)$", re.S)
+_SHORTEST_SECRET = 6
+"""Shorter values of secret-named variables are not looked for in texts: they would be found everywhere."""
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable of that name is taken for a secret."""
+    return bool(_SECRET_NAME.search(name)) and not _NO_SECRET.match(name)
+
+
+def value(text: str) -> str:
+    """The text without what looks like a key, a token, or a password in a URL."""
+    for pattern in _SECRET_VALUES:
+        text = pattern.sub(MASK, text)
+    return text
+
+
+def environment(env: Mapping[str, str], show: Iterable[str] = ()) -> dict[str, str]:
+    """The environment as it may be shown: values of known harmless names and of those in `show`, the others hidden."""
+    extra = frozenset(show)
+    return {name: _shown(name, text, extra) for name, text in sorted(env.items())}
+
+
+def _shown(name: str, text: str, extra: frozenset[str]) -> str:
+    if is_secret_name(name) and name not in extra:
+        return MASK
+    return value(text) if name in extra or _SHOWN.match(name) else HIDDEN
+
+
+def argv(words: Iterable[str]) -> tuple[str, ...]:
+    """A command line without the values of options such as --token X, --api-key=X and NAME=X with a secret name."""
+    shown: list[str] = []
+    hide_next = False
+    for word in words:
+        flag, assignment = _SECRET_FLAG.match(word), _ASSIGNMENT.match(word)
+        if hide_next and not word.startswith("-"):
+            shown.append(MASK)
+        elif flag and flag[2]:
+            shown.append(f"{flag[1]}={MASK}")
+        elif assignment and is_secret_name(assignment[1]):
+            shown.append(f"{assignment[1]}={MASK}")
+        else:
+            shown.append(value(word))
+        hide_next = bool(flag and not flag[2]) and not word.lower().startswith("--no-")
+    return tuple(shown)
+
+
+def scrubber(env: Mapping[str, str]) -> Callable[[str], str]:
+    """A function that takes out of a text the literal values of the environment's secrets and what looks like one.
+
+    Values are looked for as they stand and as JSON writes them."""
+    secrets = {text for name, text in env.items() if is_secret_name(name) and len(text) >= _SHORTEST_SECRET}
+    escaped = {text.encode("unicode_escape").decode().replace('"', '\\"') for text in secrets}
+    words = sorted(secrets | escaped, key=len, reverse=True)
+    pattern = re.compile("|".join(map(re.escape, words))) if words else None
+
+    def scrub(text: str) -> str:
+        return value(pattern.sub(MASK, text) if pattern else text)
+
+    return scrub

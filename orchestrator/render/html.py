@@ -1,0 +1,104 @@
+"""index.html: the whole report as one page that works offline, asks nobody for anything, and shows names as nothing but text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from orchestrator.render import charts, pagedata, view
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+    from orchestrator.report import Report
+
+ASSETS = Path(__file__).parent / "assets"
+OWN_FILES = ("report.md", "summary.json", "plan.yaml", "machine.json", "journal.jsonl", "run.log", "raw/run.json")
+TIMELINES = ("timeline.perfetto-trace", "timeline.json.gz")
+
+
+def render(report: Report) -> str:
+    """The page. Every value is escaped where it is put in; scripts and styles run only with the hash that the page's policy names."""
+    from markupsafe import Markup
+
+    style, script = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            report=report,
+            verdict=view.verdict(report),
+            figures=view.figures(report),
+            strip=charts.strip(report),
+            whiskers=charts.whiskers(report),
+            flames=pagedata.flames(report),
+            grids=pagedata.grids(report),
+            facts=view.facts(report.machine),
+            files=[n for n in (*OWN_FILES, *TIMELINES) if n == "summary.json" or (report.folder / n).exists()],
+            raw=[artifact for capture in report.captures for artifact in capture.artifacts],
+            versions=_versions(report),
+            anchors=_anchors(report),
+            style=Markup(style),
+            script=Markup(script),
+            policy=policy(style, script),
+        )
+    )
+
+
+def policy(style: str, script: str) -> str:
+    """The page's Content-Security-Policy: this style, this script, images that the page itself holds, and nothing else."""
+    allowed = {"style-src": _hash(style), "script-src": _hash(script), "img-src": "data:"}
+    closed = "default-src 'none'; base-uri 'none'; form-action 'none'"
+    return "; ".join([closed, *(f"{key} {value}" for key, value in allowed.items())])
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _anchors(report: Report) -> Mapping[str, str]:
+    """Where captures and tables stand in the page; their own names may hold anything."""
+    captures = {capture.id: f"capture-{i}" for i, capture in enumerate(report.captures, 1)}
+    return captures | {name: f"table-{name}" for name in view.TABLES if name in report.tables}
+
+
+def _versions(report: Report) -> list[tuple[str, str | None, str | None]]:
+    """(what, version, path) of profrun and of each tool that took part."""
+    tools = {(c.tool.name, c.tool.version, c.tool.path) for c in report.captures if c.tool and c.tool.path}
+    return [("profrun", report.run.profrun_version, None), *sorted(tools, key=str)]
+
+
+def _environment() -> Environment:
+    """Jinja with everything escaped; what is unknown says so, wherever it stands."""
+    import jinja2
+    from markupsafe import Markup
+
+    unknown = Markup('<span class="unknown">unknown</span>')
+
+    def finalize(value: Any) -> Any:
+        if value is None:
+            return unknown
+        return view.visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(ASSETS),
+        autoescape=True,
+        finalize=finalize,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "shell": shlex.join,
+        "safe_json": Markup,
+        "link": lambda path: "./" + quote(path),
+        "short": view.short,
+    }
+    environment.filters |= {"duration": view.duration, "size": view.size, "words": view.words, "plain": view.plain}
+    environment.globals["view"] = view
+    return environment

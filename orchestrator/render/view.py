@@ -1,0 +1,319 @@
+"""What every renderer says in the same words: the verdict, quantities with their unit, and the order and shares of a table's rows."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from orchestrator import units
+from orchestrator.model import USABLE, Capture, Exit, Metric, PassRecord, StepRecord, Trust
+
+if TYPE_CHECKING:
+    import pandas
+
+    from orchestrator.report import Report
+
+Tone = Literal["good", "warn", "bad"]
+
+UNKNOWN = "unknown"
+
+_LADDERS: Mapping[str, tuple[tuple[float, str], ...]] = {
+    "ns": ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1, "ns")),
+    "s": ((1, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")),
+    "bytes": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")),
+}
+
+TABLES: Mapping[str, tuple[str, str]] = {
+    "functions": ("Functions", "self: the function was running itself; total: it was anywhere on the stack"),
+    "syscalls": ("System calls", "time between entering the kernel and returning from it, waiting included, unless it says system"),
+    "syscall_paths": ("Files and sockets", "the calls that named them or used a descriptor of theirs"),
+    "syscall_events": ("Slowest system calls", "single calls, the longest first"),
+    "os_calls_summary": ("Operating system calls", "library calls into the operating system, as nsys traced them"),
+    "gpu_kernel_summary": ("GPU kernels by name", "time on the device"),
+    "gpu_transfer_summary": ("GPU transfers by kind", "copies and sets, time on the device"),
+    "cuda_api_summary": ("CUDA calls", "time of the calling thread in the CUDA interface"),
+    "kernel_metrics": ("Kernel metrics", "hardware counters of the kernels looked at in depth"),
+    "kernel_rules": ("Kernel advice", "what ncu's own rules say about these kernels"),
+    "ranges": ("Ranges", "named stretches of the program"),
+    "gpu_kernels": ("GPU kernels", "single launches, the longest first"),
+    "gpu_transfers": ("GPU transfers", "single transfers, the longest first"),
+    "stacks": ("Stacks", "whole call stacks; the flame graph draws them"),
+    "runs": ("Runs", "every start of the program"),
+}  # fmt: skip
+"""Heading and explanation of the tables, in the order in which a reader wants them. Tables of other names follow."""
+
+_COSTS = ("total_ns", "duration_ns", "self_samples", "weight_ns", "samples", "speedup_pct")
+_PARTITIONS = ("functions", "syscalls", "syscall_paths", "stacks")
+"""Tables (besides `*_summary`) whose rows add up to a whole, so that a share of it says something."""
+
+_TRUSTS: tuple[Trust, ...] = ("high", "distorted", "low")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome for a reader: a word, one sentence, and how the target ended."""
+
+    tone: Tone
+    word: str
+    sentence: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A metric as text. What is None is not known."""
+
+    name: str
+    label: str
+    value: str | None
+    interval: str | None
+    half_width_pct: str | None
+    median: str | None
+    stddev: str | None
+    smallest: str | None
+    largest: str | None
+    n: int | None
+    outliers: tuple[str, ...]
+
+
+def verdict(report: Report) -> Verdict:
+    """The outcome in one sentence."""
+    outcome = report.outcome
+    lost = [c for c in report.captures if tone(c.status) == "bad"]
+    how: Tone = "bad" if outcome.exit_code else ("warn" if lost else "good")
+    reason = sentence(outcome.reason)
+    ended = Exit(outcome.target_exit_code, outcome.target_signal)
+    known = (outcome.target_exit_code, outcome.target_signal) != (None, None)
+    return Verdict(how, words(outcome.status), reason, ended.describe() if known else "end unknown")
+
+
+def tone(status: str) -> Tone:
+    """How good a capture's or a step's status is."""
+    if status in ("ok", "applied", "already"):
+        return "good"
+    return (
+        "bad" if status in ("tool_failed", "blocked", "unreadable", "timed_out", "target_failed", "failed") else "warn"
+    )
+
+
+def words(name: str) -> str:
+    """`tool_failed` -> tool failed."""
+    return name.replace("_", " ")
+
+
+def sentence(text: str) -> str:
+    """A capital first, a full stop last."""
+    text = text.strip()
+    end = "" if text.endswith((".", "!", "?", "…")) else "."
+    return text[:1].upper() + text[1:] + end if text else ""
+
+
+def duration(seconds: float | None) -> str | None:
+    return None if seconds is None else units.show_duration(seconds).replace(" us", " µs")
+
+
+def size(count: float | None) -> str | None:
+    return None if count is None else units.show_bytes(count)
+
+
+def scale(unit: str | None, magnitude: float) -> tuple[float, str]:
+    """The factor and the name of the unit in which a quantity of that magnitude reads well."""
+    ladder = _LADDERS.get(unit or "", ((1.0, unit or ""),))
+    return next((step for step in ladder if abs(magnitude) >= step[0]), ladder[-1] if magnitude else ladder[0])
+
+
+def decimals(resolution: float) -> int:
+    """How many decimals show two significant digits of `resolution`, at most 6."""
+    return 0 if not resolution else max(0, min(6, 1 - math.floor(math.log10(abs(resolution)))))
+
+
+def figures(report: Report) -> list[Figure]:
+    """All metrics as text, profrun's own first."""
+    own = ("wall_s", "user_s", "sys_s", "max_rss_bytes")
+    names = [n for n in own if n in report.metrics] + sorted(set(report.metrics) - set(own))
+    return [figure(name, report.metrics[name]) for name in names]
+
+
+def figure(name: str, metric: Metric) -> Figure:
+    """A metric as text: all its values in one unit, with as many decimals as its interval deserves."""
+    known = [v for v in (metric.value, metric.median) if v is not None and math.isfinite(v)]
+    factor, unit = scale(_unit(name, metric), known[0] if known else 0.0)
+    half = (metric.ci95[1] - metric.ci95[0]) / 2 if metric.ci95 else None
+    places = decimals((half or abs(known[0] if known else 0.0) / 100) / factor)
+
+    def show(value: float | None) -> str | None:
+        if value is None or not math.isfinite(value):
+            return None
+        return f"{value / factor:,.{places}f} {unit}".rstrip()
+
+    low, high = (show(v) for v in metric.ci95) if metric.ci95 else (None, None)
+    return Figure(
+        name,
+        label=LABELS.get(name, words(name)),
+        value=show(metric.value),
+        interval=f"{low.removesuffix(unit).rstrip()} to {high}" if low and high else None,
+        half_width_pct=f"±{100 * half / metric.value:.2g} %" if half is not None and metric.value else None,
+        median=show(metric.median),
+        stddev=show(metric.stddev),
+        smallest=show(metric.min),
+        largest=show(metric.max),
+        n=metric.n,
+        outliers=metric.outliers,
+    )
+
+
+LABELS: Mapping[str, str] = {
+    "wall_s": "Wall time",
+    "user_s": "User CPU time",
+    "sys_s": "System CPU time",
+    "max_rss_bytes": "Peak memory",
+}
+
+
+def _unit(name: str, metric: Metric) -> str | None:
+    if metric.unit:
+        return metric.unit
+    return next(
+        (unit for ending, unit in (("_s", "s"), ("_ns", "ns"), ("_bytes", "bytes")) if name.endswith(ending)), None
+    )
+
+
+def slowdown(record: PassRecord) -> str | None:
+    """2.75× (2.61 to 2.90)."""
+    if record.slowdown is None:
+        return None
+    interval = record.slowdown_ci95
+    return f"{record.slowdown:.3g}×" + (f" ({interval[0]:.3g} to {interval[1]:.3g})" if interval else "")
+
+
+def trust(report: Report, record: PassRecord) -> Trust | None:
+    """The least trust among the usable captures of a pass; None where there is none."""
+    found = [c.trust for c in report.captures if c.pass_id == record.id and c.status in USABLE]
+    return max(found, key=_TRUSTS.index, default=None)
+
+
+def ended(record: PassRecord) -> str | None:
+    """How the target of a pass ended."""
+    run = record.run
+    if run is None:
+        return None
+    if run.start_error:
+        return f"not started: {run.start_error}"
+    end = run.exit.describe() if run.exit else "still running"
+    return end if run.ended_by == "itself" else f"{end} (ended by {run.ended_by})"
+
+
+def tool(capture: Capture) -> str | None:
+    """strace 6.1; None for a collector that needs no tool."""
+    if capture.tool is None or (capture.tool.path is None and capture.tool.version is None):
+        return None
+    return f"{capture.tool.name} {capture.tool.version or '(version unknown)'}"
+
+
+def restored(step: StepRecord) -> str | None:
+    """Whether a setting was put back."""
+    if step.restored is None:
+        return None if step.status in ("applied", "clamped", "drifted") else "nothing to restore"
+    return "restored" if step.restored else "not restored"
+
+
+def plain(value: Any) -> str | None:
+    """Any JSON-able value in one line; None stays unknown."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.6g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{words(str(k))}: {plain(v) or UNKNOWN}" for k, v in value.items()) or "none"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(plain(v) or UNKNOWN for v in value) or "none"
+    return str(value)
+
+
+def facts(machine: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str | None]]]]:
+    """The machine as groups of (label, text): what is nested becomes a group of its own, with a number where there are several."""
+    top = {k: v for k, v in machine.items() if not _nested(v)}
+    groups = [("host", top)] if top else []
+    for key, value in machine.items():
+        members = [value] if isinstance(value, Mapping) else value if _nested(value) else []
+        numbered = len(members) > 1
+        groups += [(f"{words(key)} {i}" if numbered else words(key), m) for i, m in enumerate(members)]
+    return [(name, list(_pairs(group))) for name, group in groups]
+
+
+def _nested(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return bool(value)
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(v, Mapping) for v in value)
+
+
+def _pairs(group: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    for key, value in group.items():
+        if key.endswith("_bytes") and isinstance(value, (int, float)):
+            yield words(key.removesuffix("_bytes")), size(value)
+        else:
+            yield words(key), plain(value)
+
+
+def table_names(report: Report) -> list[str]:
+    """The tables of the report in reading order."""
+    return sorted(report.tables, key=lambda n: (list(TABLES).index(n) if n in TABLES else len(TABLES), n))
+
+
+def title(name: str) -> str:
+    return TABLES[name][0] if name in TABLES else words(name).capitalize()
+
+
+def cost_column(frame: pandas.DataFrame) -> str | None:
+    """The column that says what a row costs; None where the rows have an order of their own."""
+    return next((c for c in _COSTS if c in frame.columns and frame[c].notna().any()), None)
+
+
+def ranked(frame: pandas.DataFrame, rows: int) -> pandas.DataFrame:
+    """The first `rows` rows by cost, or as they stand."""
+    cost = cost_column(frame)
+    if cost is None:
+        return frame.head(rows)
+    return frame.sort_values(cost, ascending=False, na_position="last", kind="stable").head(rows)
+
+
+def shares(name: str, frame: pandas.DataFrame) -> tuple[pandas.Series, str] | None:
+    """Each row's part (0 to 1) of the cost of all rows of the same capture and kind, and the words for that whole.
+
+    None where rows are no parts of a whole, or cost is unknown."""
+    cost = cost_column(frame)
+    if cost is None or not (name.endswith("_summary") or name in _PARTITIONS):
+        return None
+    keys = [k for k in ("capture", "kind", "time") if k in frame.columns]
+    whole = frame.groupby(keys, dropna=False)[cost].transform("sum") if keys else frame[cost].sum()
+    values = frame[cost].astype("Float64") / whole
+    wholes = frame[cost].groupby([frame[k] for k in keys], dropna=False).sum() if keys else [frame[cost].sum()]
+    return values.where(values.notna() & (whole != 0)), _whole(cost, [float(w) for w in wholes])
+
+
+def _whole(cost: str, wholes: Sequence[float]) -> str:
+    if len(wholes) > 1:
+        return "its capture and kind"
+    amount = wholes[0] if wholes else 0.0
+    return f"{amount:,.0f} samples" if cost.endswith("samples") else duration(amount / 1e9) or UNKNOWN
+
+
+def short(text: str, length: int) -> str:
+    """`text` with its middle left out when it is too long; both ends of a name tell names apart."""
+    if len(text) <= length:
+        return text
+    keep = (length - 1) // 2
+    return f"{text[: length - 1 - keep]}…{text[-keep:]}"
+
+
+_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+
+
+def visible(text: str) -> str:
+    """Control characters, direction marks and lone surrogates as their escapes: a name must not change what stands around it."""
+    return _INVISIBLE.sub(lambda m: f"\\x{ord(m[0]):02x}" if ord(m[0]) < 256 else f"\\u{ord(m[0]):04x}", text)

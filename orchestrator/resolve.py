@@ -1,0 +1,193 @@
+"""Plan -> Run: which program really runs, in which passes, and what that will cost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, StartError, UsageError
+from orchestrator.model import Pass, Target, Window
+from orchestrator.process import ask
+
+if TYPE_CHECKING:
+    from orchestrator.collectors.base import Collector
+    from orchestrator.plan import Plan
+
+_MANAGERS = (("pyenv exec", "pyenv"), ("asdf exec", "asdf"), ("rbenv exec", "rbenv"))
+"""What a version manager's shim script says, and the command that knows the real file (`pyenv which python`)."""
+_SHIM_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Run:
+    """A plan with everything decided: the program, the passes in order."""
+
+    plan: Plan
+    target: Target
+    passes: tuple[Pass, ...]
+    env_set: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.plan.name or "run"
+
+    def collectors(self) -> list[Collector]:
+        """Each collector once, in the plan's order."""
+        found: list[Collector] = []
+        for planned in self.passes:
+            found += [member for member in planned.members if member not in found]
+        return found
+
+
+def resolve(plan: Plan, command: Sequence[str], first_index: int = 1) -> Run:
+    """The run that the plan means. `command` replaces the plan's target.
+
+    Raises UsageError without a command, StartError when the program can't be found or executed."""
+    words = tuple(command) or tuple(plan.target.command or ())
+    if not words:
+        raise UsageError(
+            "there is no program to run",
+            "neither the command line nor the plan's target.command names one",
+            "profrun PLAN -- python train.py",
+        )
+    return Run(plan, target(words, plan.target.cwd, plan.target.env), passes(plan, first_index))
+
+
+def target(words: tuple[str, ...], cwd: str, env_set: Mapping[str, str]) -> Target:
+    """The program as it will be started. Raises StartError (127 not found, 126 not executable)."""
+    place = str(Path(cwd).expanduser().absolute())
+    if not Path(place).is_dir():
+        raise StartError(f"the target's directory {place} does not exist", "", "mend target.cwd", EXIT_NOT_EXECUTABLE)
+    env = {**os.environ, **env_set}
+    exe, shims = _real(_executable(words[0], place, env), words[0], env)
+    if not shims:
+        return Target(words, exe, place, env)
+    # a manager's shim also puts the chosen version first on PATH, for what the program itself starts
+    env["PATH"] = os.pathsep.join([str(Path(exe).parent), env.get("PATH", os.defpath)])
+    return Target((exe, *words[1:]), exe, place, env, shims)
+
+
+def _executable(word: str, cwd: str, env: Mapping[str, str]) -> str:
+    if os.sep in word:
+        path = str(Path(cwd, word))
+    else:
+        found = shutil.which(word, path=env.get("PATH", os.defpath))
+        if found is None:
+            raise StartError(
+                f"{word}: command not found",
+                "no such program on PATH",
+                "check its spelling or give its path",
+                EXIT_NOT_FOUND,
+            )
+        path = str(Path(found).absolute())
+    _check_executable(path)
+    return path
+
+
+def _check_executable(path: str) -> None:
+    if not Path(path).exists():
+        raise StartError(f"{path}: no such file", "", "check its spelling or give its path", EXIT_NOT_FOUND)
+    if Path(path).is_dir():
+        raise StartError(f"{path} is a directory", "", "name a program in it", EXIT_NOT_EXECUTABLE)
+    if not os.access(path, os.X_OK):
+        hint = f"python {path}" if path.endswith(".py") else f"chmod +x {path}"
+        raise StartError(f"{path} is not executable", "it lacks the permission to be run", hint, EXIT_NOT_EXECUTABLE)
+
+
+def _real(path: str, word: str, env: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """Looks through a version manager's shim: measuring a shell script that starts Python is not what anybody wants."""
+    manager = _manager(path)
+    if manager is None:
+        return path, ()
+    answer = ask([manager, "which", Path(word).name], env=env, timeout_s=10)
+    found = answer.stdout.strip()
+    if not answer.ok or not os.access(found, os.X_OK):
+        return path, ()
+    return found, (path,)
+
+
+def _manager(path: str) -> str | None:
+    if Path(path).parent.name != "shims":
+        return None
+    if Path(path).resolve().name == "mise":
+        return str(Path(path).resolve())
+    with Path(path).open("rb") as file:
+        head = file.read(_SHIM_BYTES).decode("utf-8", "replace")
+    for line in head.splitlines():
+        for sign, name in _MANAGERS:
+            words = line.replace('"', "").split()
+            if sign.split()[1] in words and any(Path(w).name == name for w in words):
+                return next(w for w in words if Path(w).name == name)
+    return None
+
+
+def passes(plan: Plan, first_index: int = 1) -> tuple[Pass, ...]:
+    """The passes of a plan in order: every start of the target. The collectors of a `together` share theirs."""
+    planned: list[Pass] = []
+    for group in plan.groups():
+        for role, repeat in _starts(group):
+            index = first_index + len(planned)
+            planned.append(
+                Pass(
+                    id=f"p{index:02d}",
+                    index=index,
+                    role=role,  # type: ignore[arg-type]
+                    members=group,
+                    repeat=repeat,
+                    window=window(plan),
+                    timeout_s=_timeout_s(plan, group),
+                    retry=1 if plan.target.retry else 0,
+                )
+            )
+    return tuple(planned)
+
+
+def _starts(group: tuple[Collector, ...]) -> list[tuple[str, int]]:
+    """(role, serial number) of each start: a pass that holds nothing but `timing` is bare."""
+    repeats = max(collector.repeats for collector in group)
+    if any(collector.use != "timing" for collector in group):
+        return [("profiled", i + 1) for i in range(repeats)]
+    warmups = max(getattr(collector, "warmup", 0) for collector in group)
+    return [("warmup", i + 1) for i in range(warmups)] + [("bare", i + 1) for i in range(repeats)]
+
+
+def _timeout_s(plan: Plan, group: tuple[Collector, ...]) -> float | None:
+    own = [collector.timeout for collector in group if collector.timeout is not None]
+    return max(own) if own else plan.target.timeout
+
+
+def window(plan: Plan) -> Window | None:
+    """The plan's window in seconds."""
+    if plan.window is None:
+        return None
+    return Window(plan.window.after, plan.window.for_, plan.window.then)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run will cost: starts of the target, time as a multiple of one bare run (and in seconds where that is known)."""
+
+    starts: int
+    bare_runs: float
+    seconds: float | None
+    raw_bytes: int
+
+
+def estimate(passes: Sequence[Pass], bare_wall_s: float | None) -> Estimate:
+    """The cost of the passes by the collectors' typical slowdowns; a shared pass is as slow as all its tools together."""
+    factors = [slowdown(planned) for planned in passes]
+    total = sum(factors)
+    raw = sum(member.raw_bytes for planned in passes for member in planned.members)
+    return Estimate(len(passes), total, total * bare_wall_s if bare_wall_s is not None else None, raw)
+
+
+def slowdown(planned: Pass) -> float:
+    """The expected wall time of a pass as a multiple of the bare run's."""
+    factor = 1.0
+    for member in planned.members:
+        factor *= member.slowdown
+    return factor

@@ -1,0 +1,524 @@
+"""One run as a visible list of stages. The machine is restored before anything is parsed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from orchestrator import __version__, collect, folder, process, redact, resolve
+from orchestrator.environment import Environment
+from orchestrator.errors import ReportError, UsageError
+from orchestrator.machine import Machine
+from orchestrator.model import Capture, Child, Outcome, Pass, PassRecord, Status
+from orchestrator.normalise import bare_run, normalise
+from orchestrator.outcome import judge
+from orchestrator.plan import Plan
+from orchestrator.plan_file import dump
+from orchestrator.preflight import Preflight, preflight
+from orchestrator.report import Report, RunInfo, TableInfo, capture_from, capture_record, pass_from, step_from, summary
+from orchestrator.signals import Signals
+from orchestrator.stdio import Stdin
+from orchestrator.units import Times
+
+if TYPE_CHECKING:
+    from orchestrator.collectors.base import Collector
+
+RAW_SCHEMA = "profrun/raw/1"
+
+
+class Console(Protocol):
+    """Who shows the run to the user. `logged` has everything that was shown, and what was only for the log."""
+
+    logged: list[str]
+
+    def begin(
+        self, run: resolve.Run, checks: Preflight, estimate: resolve.Estimate, interpreter: str | None
+    ) -> None: ...
+    def pass_begins(self, planned: Pass, total: int, expected_s: float | None) -> None: ...
+    def tick(self, elapsed_s: float) -> None: ...
+    def pass_ends(self, record: PassRecord, captures: Sequence[Capture]) -> None: ...
+    def stage(self, name: str) -> None: ...
+    def warn(self, text: str) -> None: ...
+    def log(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for."""
+
+    plan: Plan
+    command: tuple[str, ...] = ()
+    output: Path | None = None
+    into: Path | None = None
+    keep_going: bool = False
+    strict: bool = False
+    show_all_output: bool = False
+    outputs: tuple[int, int] | None = (1, 2)
+    """Descriptors for the target's stdout and stderr; None: to files only."""
+    pids: tuple[int, ...] = ()
+    duration_s: float | None = None
+
+
+@dataclass
+class State:
+    """A run while it happens; each stage fills in its part."""
+
+    request: Request
+    console: Console
+    machine: Machine
+    signals: Signals
+    started: float = field(default_factory=time.perf_counter)
+    run: resolve.Run = None  # type: ignore[assignment]
+    checks: Preflight = None  # type: ignore[assignment]
+    folder: folder.Folder = None  # type: ignore[assignment]
+    info: RunInfo = None  # type: ignore[assignment]
+    scratch: Path | None = None
+    environment: Environment | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    passes: list[PassRecord] = field(default_factory=list)
+    captures: list[Capture] = field(default_factory=list)
+    report: Report = None  # type: ignore[assignment]
+
+
+def run(request: Request, console: Console) -> Report:
+    """Runs a plan and gives back its report. Raises ProfrunError for what stops a run before it has begun."""
+    with Signals() as signals:
+        state = State(request, console, Machine(request.plan.tools), signals)
+        try:
+            for stage in (resolve_plan, check, open_folder, apply_environment, run_passes):
+                stage(state)
+        finally:
+            restore(state)
+        for stage in (keep_raw, normalise_and_render, keep_log):
+            stage(state)
+    return state.report
+
+
+# ---------------------------------------------------------------- the stages
+
+
+def resolve_plan(state: State) -> None:
+    """Which program, which passes."""
+    first = _next_index(state) if state.request.into else 1
+    state.run = resolve.resolve(state.request.plan, state.request.command, first)
+
+
+def check(state: State) -> None:
+    """What can work here."""
+    state.checks = preflight(state.run, state.machine)
+
+
+def open_folder(state: State) -> None:
+    """The report folder (a new one, or the one to add to), and scratch space on node-local disk."""
+    scrub = redact.scrubber(state.run.target.env)
+    if state.request.into:
+        state.folder = folder.Folder(state.request.into, scrub)
+    else:
+        parent = state.request.output or Path(state.run.plan.report.directory)
+        state.folder = folder.create(parent, state.run.name, scrub)
+        state.folder.write("plan.yaml", dump(_named(state.run)))
+    state.info = _info(state)
+    state.scratch = folder.scratch()
+    (state.scratch / "files").mkdir()
+    state.facts = _facts(state)
+    budget = resolve.estimate(state.run.passes, _known_bare_wall_s(state))
+    state.console.begin(state.run, state.checks, budget, state.facts["target"].get("interpreter"))
+
+
+def apply_environment(state: State) -> None:
+    """The machine into the plan's state; a step with `on_fail: fail` that does not work keeps the passes from running."""
+    state.environment = Environment(state.machine, state.folder)
+    if not state.environment.apply(state.run.plan.environment):
+        state.console.warn("the environment could not be brought into the plan's state: no pass is run")
+
+
+def run_passes(state: State) -> None:
+    """Every start of the target, in order."""
+    process.become_subreaper()
+    stdin = Stdin(_scratch(state) / "stdin", len(state.run.passes))
+    began = time.perf_counter()
+    for planned in state.run.passes:
+        refusal = _refusal(state, planned, time.perf_counter() - began)
+        if refusal:
+            state.captures += [_not_run(planned, member, *refusal) for member in planned.members]
+            continue
+        _run_pass(state, planned, stdin)
+
+
+def restore(state: State) -> None:
+    """The machine as it was, whatever happened before."""
+    if state.environment:
+        state.environment.restore()
+    if state.scratch and not any(_unmoved(state.scratch)):
+        folder.remove(state.scratch)
+
+
+def keep_raw(state: State) -> None:
+    """raw/run.json: all that a rebuild needs beside the tools' own files."""
+    environment = state.environment
+    state.info = replace(state.info, duration_s=round(time.perf_counter() - state.started, 3))
+    earlier = read_raw(state.folder.path) if state.request.into else None
+    records = [capture_record(c) for c in state.captures]
+    state.folder.write_json(
+        "raw/run.json",
+        {
+            "schema": RAW_SCHEMA,
+            "run": asdict(state.info),
+            "machine": state.facts,
+            "environment": [asdict(r) for r in environment.records] if environment else [],
+            "environment_failed": bool(environment and environment.failed),
+            "interrupted_by": next(iter(state.signals.received), None),
+            "strict": state.request.strict,
+            "passes": (earlier["passes"] if earlier else []) + [asdict(p) for p in state.passes],
+            "captures": (earlier["captures"] if earlier else []) + records,
+        },
+    )
+
+
+def normalise_and_render(state: State) -> None:
+    """Tables, findings, pages; the same that `profrun report` does later."""
+    state.report = rebuild(state.folder, state.run.plan, state.console)
+
+
+def keep_log(state: State) -> None:
+    """run.log: what was shown, and what was not."""
+    state.folder.write("run.log", "\n".join(state.console.logged) + "\n")
+
+
+def rebuild(target: folder.Folder, plan: Plan, console: Console) -> Report:
+    """The report from raw/: parses, judges, diagnoses, renders, writes. Raises ReportError when raw/ holds no run."""
+    from orchestrator import diagnose
+
+    raw = read_raw(target.path)
+    console.stage("reading what the tools left")
+    passes = [pass_from(p) for p in raw["passes"]]
+    runs = {p.id: p.run for p in passes}
+    captures = [replace(capture_from(c, target.path), run=runs.get(c["pass_id"])) for c in raw["captures"]]
+    result = normalise(captures, passes, plan, target.path, console.log)
+    shutil.rmtree(target.path / "tables", ignore_errors=True)
+    written = {
+        name: TableInfo(f"tables/{name}.parquet", target.write_table(name, parts))
+        for name, parts in result.parts.items()
+    }
+    environment = tuple(step_from(s) for s in raw["environment"])
+    report = Report(
+        run=RunInfo(**{**raw["run"], "command": tuple(raw["run"]["command"])}),
+        outcome=_outcome(raw, result.passes, result.captures, environment, plan),
+        machine=raw["machine"],
+        environment=environment,
+        passes=result.passes,
+        captures=result.captures,
+        tables=written,
+        metrics=result.metrics,
+        folder=target.path,
+    )
+    report = replace(report, findings=diagnose.findings(report))
+    target.write_json("machine.json", report.machine)
+    target.write_json("summary.json", summary(report))
+    console.stage("writing the report")
+    render(report, target, plan.report.formats)
+    return report
+
+
+def render(report: Report, target: folder.Folder, formats: Sequence[str]) -> None:
+    """The pages, and a flame graph in three formats for each capture that has stacks."""
+    from orchestrator.render import RENDERERS
+
+    for name in formats:
+        file, module = RENDERERS[name]
+        target.write(file, importlib.import_module(module).render(report))
+    for capture, title, rows in _stacks(report):
+        from orchestrator.render import flamegraph
+
+        stem = f"flamegraphs/{capture}"
+        target.write(f"{stem}.folded", flamegraph.folded(rows))
+        target.write(f"{stem}.speedscope.json", flamegraph.speedscope(rows, title))
+        target.write(f"{stem}.svg", flamegraph.svg(rows, title))
+
+
+def _stacks(report: Report) -> Iterator[tuple[str, str, Any]]:
+    """(file stem, title, rows) for each capture and kind of time in the table `stacks`."""
+    frame = report.table("stacks")
+    if frame is None:
+        return
+    for (capture, kind), rows in frame.groupby(["capture", "kind"], sort=True):
+        stem = capture if kind == "wall" else f"{capture}.{kind}"
+        yield stem, f"{report.run.name}: {capture} ({kind} time)", rows
+
+
+def read_raw(path: Path) -> dict[str, Any]:
+    """raw/run.json of a report folder. Raises ReportError when there is none, or it is of another kind."""
+    file = path / "raw" / "run.json"
+    try:
+        data = json.loads(file.read_text())
+    except OSError as error:
+        raise ReportError(f"{path} holds no run", f"{file}: {error.strerror}", "name a report folder") from error
+    except ValueError as error:
+        raise ReportError(
+            f"{file} is damaged", str(error), "nothing can be rebuilt from it; the tools' files are still there"
+        ) from error
+    if not isinstance(data, dict) or data.get("schema") != RAW_SCHEMA:
+        raise ReportError(f"{file} is of another kind", f"not {RAW_SCHEMA}", "use the profrun that made it")
+    return data
+
+
+def _outcome(raw: dict[str, Any], passes: Any, captures: Any, environment: Any, plan: Plan) -> Outcome:
+    return judge(
+        passes,
+        captures,
+        environment,
+        ok_exit_codes=plan.target.ok_exit_codes,
+        interrupted_by=raw["interrupted_by"],
+        environment_failed=raw["environment_failed"],
+        strict=raw["strict"],
+    )
+
+
+# ---------------------------------------------------------------- a pass in the run
+
+
+def _run_pass(state: State, planned: Pass, stdin: Stdin) -> None:
+    able = state.checks.able(planned)
+    for member in planned.members:
+        obstacle = state.checks.obstacle(member)
+        if obstacle:
+            status: Status = "blocked" if obstacle.verdict == "blocked" else "skipped"
+            reason = obstacle.message + (f"; {obstacle.fix}" if obstacle.fix else "")
+            state.captures.append(_not_run(planned, member, status, reason))
+    if not able:
+        return
+    planned = replace(planned, members=able)
+    for attempt in range(1, planned.retry + 2):
+        record, captures = _attempt(state, planned, stdin, attempt)
+        if attempt > planned.retry or not _worth_another(record, captures):
+            break
+        state.console.warn(f"{', '.join(_lost(captures))} lost its data; the pass is run again (target.retry)")
+        for capture in captures:
+            _set_aside(state.folder.raw(capture.id), attempt)
+        _set_aside(state.folder.raw(f"{planned.id}-target"), attempt)
+    state.passes.append(record)
+    state.captures += captures
+
+
+def _attempt(state: State, planned: Pass, stdin: Stdin, attempt: int) -> tuple[PassRecord, list[Capture]]:
+    wall_s = _bare_wall_s(state)
+    expected_s = wall_s * resolve.slowdown(planned) if wall_s is not None else None
+    state.console.pass_begins(planned, state.run.passes[-1].index, expected_s)
+    state.signals.passing = True
+    try:
+        record, captures = collect.run_pass(planned, _context(state, planned, stdin), attempt)
+    finally:
+        state.signals.passing = False
+    for capture in captures:
+        state.folder.write_json(f"raw/{capture.id}/command.json", capture_record(capture))
+    state.console.pass_ends(record, captures)
+    return record, captures
+
+
+def _worth_another(record: PassRecord, captures: Sequence[Capture]) -> bool:
+    ended_well = record.run is not None and record.run.ended_by == "itself"
+    return ended_well and bool(_lost(captures))
+
+
+def _lost(captures: Sequence[Capture]) -> list[str]:
+    return [capture.collector for capture in captures if capture.status == "tool_failed"]
+
+
+def _set_aside(path: Path, attempt: int) -> None:
+    if path.exists():
+        path.rename(path.with_name(f"{path.name}.attempt{attempt}"))
+
+
+def _context(state: State, planned: Pass, stdin: Stdin) -> collect.Context:
+    plan, request = state.run.plan, state.request
+    first = planned.index == state.run.passes[0].index
+    return collect.Context(
+        run_id=state.info.id,
+        folder=state.folder,
+        scratch=_scratch(state),
+        target=state.run.target,
+        machine=state.machine,
+        stdin=stdin,
+        interrupts=state.signals,
+        observer=state.console,
+        child=state.environment.child if state.environment else Child(),
+        end_leftovers=plan.leftovers == "end",
+        before_each=tuple(plan.target.before_each or ()),
+        ok_exit_codes=frozenset(plan.target.ok_exit_codes),
+        redact=redact.argv,
+        outputs=request.outputs if first or request.show_all_output else None,
+        facts=state.facts,
+        bare_wall_s=_bare_wall_s(state),
+        pids=request.pids,
+    )
+
+
+def _refusal(state: State, planned: Pass, spent_s: float) -> tuple[Status, str] | None:
+    """Why a pass is not run at all; None when it is."""
+    if state.environment and state.environment.failed:
+        return "cancelled", "the environment was not applied"
+    if state.signals.received:
+        return "cancelled", "the run was interrupted"
+    failed = _failed_bare(state)
+    if failed and not state.request.keep_going:
+        return "cancelled", f"the first bare run failed ({failed}); --keep-going runs the other passes all the same"
+    if shutil.disk_usage(state.folder.path).free < folder.NEEDED_BYTES:
+        return "skipped", f"the disk of {state.folder.path} is nearly full"
+    return _over_budget(state, planned, spent_s)
+
+
+def _failed_bare(state: State) -> str | None:
+    bare = bare_run(state.passes)
+    if bare is None or bare.ended_by == "window":
+        return None
+    if bare.ended_by == "timeout":
+        return "time-out"
+    fine = bare.exit is not None and bare.exit.status in state.run.plan.target.ok_exit_codes
+    return None if fine else str(bare.start_error or bare.exit.describe())
+
+
+def _over_budget(state: State, planned: Pass, spent_s: float) -> tuple[Status, str] | None:
+    wall_s, budget = _bare_wall_s(state), state.run.plan.budget
+    limit_s = budget_s(budget, wall_s)
+    if limit_s is None:
+        return None
+    expected_s = (wall_s or 0.0) * resolve.slowdown(planned)
+    if spent_s + expected_s <= limit_s:
+        return None
+    words = f"{spent_s:.1f} s spent, about {expected_s:.1f} s needed, {limit_s:.1f} s allowed"
+    return "skipped", f"it would go beyond the budget ({words})"
+
+
+def budget_s(budget: float | Times | None, bare_wall_s: float | None) -> float | None:
+    """The budget in seconds; None when there is none, or it is a multiple of a bare run that is not known."""
+    if isinstance(budget, Times):
+        return budget.factor * bare_wall_s if bare_wall_s is not None else None
+    return budget
+
+
+def _bare_wall_s(state: State) -> float | None:
+    bare = [p.run.wall_s for p in state.passes if p.role in ("warmup", "bare") and p.run]
+    return bare[-1] if bare else None
+
+
+def _not_run(planned: Pass, member: Collector, status: Status, reason: str) -> Capture:
+    options = {**member.model_dump(mode="json"), "role": planned.role, "repeat": planned.repeat}
+    name = f"{planned.id}-{member.label()}"
+    return Capture(name, planned.id, member.use, status, reason, options=options, required=member.required)
+
+
+# ---------------------------------------------------------------- facts of the run
+
+
+def _named(run: resolve.Run) -> Plan:
+    """The plan with the command that was really given, so that the report stands alone."""
+    command = redact.argv(run.target.argv)
+    return run.plan.model_copy(update={"target": run.plan.target.model_copy(update={"command": command})})
+
+
+def _info(state: State) -> RunInfo:
+    if state.request.into:
+        known = read_raw(state.request.into)["run"]
+        return RunInfo(**{**known, "command": tuple(known["command"])})
+    return RunInfo(
+        id=state.folder.path.name,
+        name=state.run.name,
+        started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        duration_s=0.0,
+        command=redact.argv(state.run.target.argv),
+        cwd=state.run.target.cwd,
+        profrun_version=__version__,
+    )
+
+
+def _facts(state: State) -> dict[str, Any]:
+    target = state.run.target
+    shown = redact.environment(target.env, state.run.plan.report.env_show)
+    return {
+        **state.machine.facts(),
+        "target": {"executable": target.exe, "shims": list(target.shims), **_interpreter(target.exe, target.env)},
+        "environment_variables": {name: text for name, text in shown.items() if text != redact.HIDDEN},
+        "hidden_environment_variables": sum(text == redact.HIDDEN for text in shown.values()),
+    }
+
+
+_ASK_PYTHON = """
+import sys, json
+try:
+    from importlib.metadata import version
+    torch = version("torch")
+except Exception:
+    torch = None
+print(json.dumps([sys.version.split()[0], torch, sys.executable]))
+"""
+
+
+def _interpreter(exe: str, env: Any) -> dict[str, Any]:
+    """Which Python the target gets, and which torch; asked of that interpreter, without importing torch."""
+    python = _python_of(exe)
+    if python is None:
+        return {"interpreter": None}
+    answer = process.ask([python, "-c", _ASK_PYTHON], env=env, timeout_s=10)
+    try:
+        version, torch, path = json.loads(answer.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        return {"interpreter": None}
+    words = f"Python {version} ({path})" + (f", torch {torch}" if torch else ", no torch")
+    return {"interpreter": words, "python": version, "torch": torch}
+
+
+def _python_of(exe: str) -> str | None:
+    """The interpreter that will run it: itself, or the one on a script's first line."""
+    if Path(exe).name.startswith(("python", "pypy")):
+        return exe
+    try:
+        with Path(exe).open("rb") as file:
+            first = file.readline(512).decode("utf-8", "replace")
+    except OSError:
+        return None
+    words = first[2:].split() if first.startswith("#!") else []
+    return words[0] if words and Path(words[0]).name.startswith("python") and os.access(words[0], os.X_OK) else None
+
+
+def _known_bare_wall_s(state: State) -> float | None:
+    """The bare wall time of the latest report on the same command, for the estimate."""
+    return known_bare_wall_s(state.folder.path.parent, state.info.command, but=state.folder.path)
+
+
+def known_bare_wall_s(parent: Path, command: Sequence[str], but: Path | None = None) -> float | None:
+    """The mean bare wall time in the newest report in `parent` that ran the same command; None when there is none."""
+    found = sorted(parent.glob("*/summary.json"), key=lambda p: p.stat().st_mtime, reverse=True)[:20]
+    for file in found:
+        try:
+            data = json.loads(file.read_text())
+            if file.parent != but and not file.parent.is_symlink() and data["run"]["command"] == list(command):
+                return float(data["metrics"]["wall_s"]["value"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+def _next_index(state: State) -> int:
+    into = state.request.into
+    if into is None or not (into / "raw").is_dir():
+        raise UsageError(f"--into {into}: no report there", "", "name an existing report folder")
+    numbers = [int(p["id"][1:]) for p in read_raw(into)["passes"] if p["id"][1:].isdigit()]
+    return max(numbers, default=0) + 1
+
+
+def _scratch(state: State) -> Path:
+    if state.scratch is None:
+        raise AssertionError("scratch is made with the folder")
+    return state.scratch
+
+
+def _unmoved(scratch: Path) -> list[Path]:
+    """Captures that the report's disk did not take; they must not be thrown away."""
+    return [path for path in scratch.iterdir() if path.is_dir() and path.name != "files"]

@@ -1,0 +1,312 @@
+"""A report such as a real run leaves, with names that try to break out of whatever shows them. Nothing in it is random."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from orchestrator import tables
+from orchestrator.model import (
+    Artifact,
+    Capture,
+    Clock,
+    Exit,
+    Finding,
+    Metric,
+    Outcome,
+    PassRecord,
+    StepRecord,
+    TargetRun,
+    Tool,
+)
+from orchestrator.report import Report, RunInfo, TableInfo
+from orchestrator.tables import Table
+
+EVIL = "</script><script>document.documentElement.dataset.owned='1'</script><img src=x onerror=\"document.documentElement.dataset.owned='2'\">"
+QUOTES = "say \"it's\" `ticked` | piped & <b>bold</b> \\ back"
+LONG = "void gemm_kernel<" + ", ".join(f"Shape<{i}, {i * 2}>" for i in range(260)) + ">(Params)"
+BIDI = "safe\u202egnp.exe\x1b[31m\x00"
+STARTED_NS = 1_790_000_000_000_000_000
+PYTHON = "/opt/venv/lib/python3.11"
+ARGV = ("python", "scripts/demo/train_cnn.py", "--steps", "200", "--note", QUOTES)
+
+
+def build(folder: Path) -> Report:
+    """The full report; its tables are written below `folder`."""
+    report = Report(
+        run=RunInfo(
+            id="cpu-quick-20260921T101320Z-kdmw",
+            name="cpu-quick",
+            started_at="2026-09-21T10:13:20Z",
+            duration_s=47.3,
+            command=ARGV,
+            cwd="/home/ada/project",
+            profrun_version="0.1.0",
+        ),
+        outcome=Outcome("ok", 0, "all 4 captures have usable data; the slowest pass took 2.75 times the bare run", 0),
+        machine=MACHINE,
+        environment=STEPS,
+        passes=_passes(),
+        captures=CAPTURES,
+        metrics=METRICS,
+        folder=folder,
+    )
+    return replace(report, tables={t.name: write(folder, t) for t in _tables()})
+
+
+def bare(folder: Path) -> Report:
+    """What is left of a run whose target could not be started: nothing but the fact."""
+    run = RunInfo("x-20260921T101320Z-abcd", "x", "2026-09-21T10:13:20Z", 0.1, ("nope",), "/", "0.1.0")
+    return Report(run, Outcome("not_started", 127, "nope was not found on PATH"), machine={}, folder=folder)
+
+
+def write(folder: Path, table: Table) -> TableInfo:
+    path = folder / "tables" / f"{table.name}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(tables.arrow(table.name, [table]), path)
+    return TableInfo(f"tables/{table.name}.parquet", len(table))
+
+
+def finding() -> Finding:
+    return Finding(
+        rule="file_io.fsync_in_loop",
+        category="file_io",
+        severity="major",
+        title=f"fsync is called at every step {EVIL}",
+        advice="Write the checkpoint every 50 steps, or without fsync; the loss of one step costs less than the wait.",
+        confidence="high",
+        where={"function": "save", "file": "train_cnn.py", "line": 88, "syscall": "fsync", "thread": None},
+        cost_s=1.31,
+        cost_pct=40.8,
+        of="the bare run's 3.21 s of wall time",
+        evidence=(("syscalls", "fsync", 200.0, "calls"), ("syscall_paths", "/home/ada/project/ckpt.bin", 1.31, "s")),
+        sources=("08-strace",),
+    )
+
+
+def _run(wall_s: float, user_s: float = 2.9) -> TargetRun:
+    start = STARTED_NS
+    return TargetRun(ARGV, 4242, start, start + int(wall_s * 1e9), wall_s, Exit(code=0), user_s, 0.21, 412_000_000)
+
+
+WALLS = (3.187, 3.221, 3.209, 3.198, 3.405, 3.214, 3.203)
+
+
+def _passes() -> tuple[PassRecord, ...]:
+    warm = PassRecord("01-warmup", "warmup", ("timing",), 1, _run(4.92))
+    timed = [PassRecord(f"0{i + 1}-bare", "bare", ("timing",), i, _run(w), w / 3.209) for i, w in enumerate(WALLS, 1)]
+    return (
+        warm,
+        *timed,
+        PassRecord("09-py-spy", "profiled", ("py-spy",), 1, _run(3.31), 1.032, (1.012, 1.051)),
+        PassRecord("10-strace", "profiled", ("strace",), 1, _run(8.82), 2.749, (2.69, 2.81), notes=("seccomp filter in use",)),
+        PassRecord("11-nsys", "profiled", ("nsys",), 1, _run(5.78), 1.801, (1.76, 1.84), attempts=2),
+        PassRecord("12-perf", "profiled", ("perf",), 1, None),
+    )
+
+
+def _artifact(role: str, path: str, size: int, **more: Any) -> Artifact:
+    return Artifact(role, path, path.rpartition(".")[2], size, "9f86d081884c7d659a2feaa0c55ad015" * 2, STARTED_NS, **more)
+
+
+CAPTURES = (
+    Capture("timing", "02-bare", "timing", "ok"),
+    Capture(
+        "09-py-spy",
+        "09-py-spy",
+        "py-spy",
+        "ok",
+        tool=Tool("py-spy", "/opt/venv/bin/py-spy", "0.4.3"),
+        commands=(("py-spy", "record", "--pid", "4242", "--idle", "--threads", "-f", "chrometrace", "-o", "a trace.json"),),
+        options={"rate": "100Hz", "subprocesses": True, "native": False, "duration": None},
+        artifacts=(
+            _artifact("trace", "raw/09-py-spy/a trace #1.json", 1_912_000),
+            _artifact("flamegraph", "raw/09-py-spy/flame.svg", 80_112, derived_from="trace"),
+        ),
+        flush_s=0.21,
+        clock=Clock(STARTED_NS, 1000.0, 7_000_000, "the time of its start"),
+        overhead_s=0.10,
+        notes=("asked for 100 samples a second, reached 99.2", "the program waited for 61 % of the samples"),
+    ),
+    Capture(
+        "10-strace",
+        "10-strace",
+        "strace",
+        "ok",
+        trust="distorted",
+        tool=Tool("strace", "/usr/bin/strace", "6.1"),
+        commands=(("strace", "-D", "--seccomp-bpf", "-f", "-c", "-w", "-o", "summary.txt", "--", *ARGV),),
+        artifacts=(_artifact("summary", "raw/10-strace/summary.txt", 4_201),),
+        overhead_s=5.61,
+    ),
+    Capture(
+        "11-nsys",
+        "11-nsys",
+        "nsys",
+        "degraded",
+        reason="no GPU on this machine: only calls into the operating system were traced",
+        tool=Tool("nsys", "/usr/bin/nsys", "2022.4.2"),
+        commands=(("nsys", "profile", "-t", "osrt,nvtx", "-s", "none", *ARGV), ("nsys", "export", "--type", "sqlite")),
+        artifacts=(
+            _artifact("report", "raw/11-nsys/report.nsys-rep", 512_000, holds_env=True),
+            _artifact("sqlite", "raw/11-nsys/report.sqlite", 3_100_000, holds_env=True, truncated=True),
+        ),
+        attempt=2,
+    ),
+    Capture(
+        "12-perf",
+        "12-perf",
+        "perf",
+        "blocked",
+        reason=f"perf_event_paranoid is 3: run `sysctl kernel.perf_event_paranoid=1` {QUOTES}",
+        required=False,
+        tool=Tool("perf", None),
+    ),
+)
+
+METRICS = {
+    "wall_s": Metric(3.2339, "s", (3.1712, 3.2966), 7, 3.209, 0.0678, 3.187, 3.405, ("06-bare",)),
+    "user_s": Metric(2.9021, "s", (2.8991, 2.9051), 7, 2.902, 0.0032, 2.898, 2.907),
+    "sys_s": Metric(0.2113, "s", (0.2081, 0.2145), 7, 0.211, 0.0034, 0.206, 0.216),
+    "max_rss_bytes": Metric(412_310_000.0, "bytes", (411_900_000.0, 412_720_000.0), 7, 412_300_000.0),
+    "loss": Metric(2.3026, None, None, 1, 2.3026),
+    "tokens_per_s": Metric(None, "1/s"),
+}
+
+MACHINE = {
+    "hostname": "node-17",
+    "os": "Debian GNU/Linux 12",
+    "kernel": "6.1.0-18-amd64",
+    "cpu": {"model": "AMD EPYC 7763", "logical": 16, "physical": 8, "frequency_mhz": 2450.0, "governor": None},
+    "memory_bytes": 67_430_000_000,
+    "gpus": [],
+    "python": {"version": "3.11.7", "executable": "/opt/venv/bin/python", "torch": "2.13.0+cpu"},
+    "driver": None,
+    "container": False,
+    "disks": [{"device": "nvme0n1", "size_bytes": 960_000_000_000}, {"device": "sda", "size_bytes": None}],
+}
+
+STEPS = (
+    StepRecord("env", "applied", {"PYTHONHASHSEED": "37"}, {"PYTHONHASHSEED": None}, {"PYTHONHASHSEED": "37"}, True),
+    StepRecord("cpu_frequency", "refused", {"governor": "performance"}, None, None, None, "this is a virtual machine: it has no cpufreq"),
+    StepRecord("shell", "drifted", "gdm stopped", "running", "running", False, "something started it again"),
+)
+
+
+def _tables() -> Sequence[Table]:
+    return (_stacks(), _functions(), _syscalls(), _paths(), _os_calls(), _kernels(), _events(), _runs())
+
+
+def _stacks() -> Table:
+    lib = f"{PYTHON}/site-packages/torch"
+    main = "<module> (/home/ada/project/scripts/demo/train_cnn.py:120)"
+    boot = "_find_and_load (<frozen importlib._bootstrap>:1176)"
+    loop = f"{main};train (/home/ada/project/scripts/demo/train_cnn.py:88)"
+    call = f"Module._call_impl ({lib}/nn/modules/module.py:1787)"
+    forward = f"{loop};{call};CNN.forward (/home/ada/project/scripts/demo/train_cnn.py:41);{call}"
+    step = f"{loop};Optimizer.profile_hook_step.<locals>.wrapper ({lib}/optim/optimizer.py:533);SGD.step ({lib}/optim/sgd.py:124)"
+    heavy = [
+        (f"{forward};Conv2d.forward ({lib}/nn/modules/conv.py:553);Conv2d._conv_forward ({lib}/nn/modules/conv.py:548);at::native::convolution (libtorch_cpu.so)", 74),
+        (f"{forward};Linear.forward ({lib}/nn/modules/linear.py:134);addmm (libtorch_cpu.so)", 31),
+        (f"{forward};relu ({lib}/nn/functional.py:1704)", 11),
+        (f"{loop};Tensor.backward ({lib}/_tensor.py:648);_engine_run_backward ({lib}/autograd/graph.py:865)", 96),
+        (f"{step};_multi_tensor_sgd ({lib}/optim/sgd.py:465)", 18),
+        (f"{step};Optimizer.zero_grad ({lib}/optim/optimizer.py:1020)", 3),
+        (f"{loop};synthetic_batch (/home/ada/project/scripts/demo/data.py:17);randn (libtorch_cpu.so)", 12),
+        (f"{main};{boot};_load_unlocked (<frozen importlib._bootstrap>:690);<module> ({lib}/__init__.py:2100)", 40),
+        (f"{main};{boot};{EVIL} (/home/ada/project/{EVIL}.py:1)", 4),
+        (f"{main};{QUOTES.replace(';', ',')} (/home/ada/project/odd names.py:7);{BIDI}", 6),
+        (f"{main};{LONG.replace(';', ',')}", 9),
+        (main, 1),
+    ]  # fmt: skip
+    wide = [(f"{loop};callback_{i % 40} (/home/ada/project/hooks.py:{i % 40});leaf_{i} ({PYTHON}/json/encoder.py:{i})", 1 + i % 3) for i in range(600)]
+    deep = [(";".join([loop, *(f"recurse (/home/ada/project/tree.py:{i})" for i in range(90))]), 5)]
+    workers = [(f"Thread._bootstrap ({PYTHON}/threading.py:1002);Thread.run ({PYTHON}/threading.py:982);Condition.wait ({PYTHON}/threading.py:327)", 160)]
+    rows = [("MainThread", "wall", s, n) for s, n in (*heavy, *wide, *deep)]
+    rows += [(f"Worker {i}; <b>", "wall", s, n) for i in (1, 2) for s, n in workers]
+    rows += [("MainThread", "gil", s, n // 2 + 1) for s, n in heavy]
+    columns = ("capture", "pid", "process", "thread", "kind", "stack", "samples", "weight_ns")
+    full = [("09-py-spy", 4242, "python scripts/demo/train_cnn.py", t, k, s, n, n * 10_000_000) for t, k, s, n in rows]
+    return Table.of("stacks", full, columns)
+
+
+def _functions() -> Table:
+    columns = ("capture", "pid", "thread", "kind", "function", "file", "line", "self_samples", "total_samples", "self_pct", "total_pct")
+    named = [
+        ("_engine_run_backward", f"{PYTHON}/site-packages/torch/autograd/graph.py", 865, 96, 96),
+        ("at::native::convolution", "libtorch_cpu.so", None, 74, 74),
+        (EVIL, f"/home/ada/project/{EVIL}.py", 1, 4, 4),
+        (QUOTES, "/home/ada/project/odd names.py", 7, 0, 6),
+        (LONG, None, None, 9, 9),
+        (BIDI, None, None, 6, 6),
+        ("train", "/home/ada/project/scripts/demo/train_cnn.py", 88, 1, 245),
+        ("counted nowhere", "x.py", 3, None, None),
+    ]
+    named += [(f"leaf_{i}", f"{PYTHON}/json/encoder.py", i, 1 + i % 3, 1 + i % 3) for i in range(600)]
+    whole = sum(own or 0 for *_, own, _ in named)
+    rows = [
+        ("09-py-spy", 4242, "MainThread", "wall", f, file, line, own, total, own and 100 * own / whole, total and 100 * total / whole)
+        for f, file, line, own, total in named
+    ]
+    return Table.of("functions", rows, columns)
+
+
+def _syscalls() -> Table:
+    columns = ("capture", "name", "class", "count", "errors", "total_ns", "mean_ns", "min_ns", "max_ns", "time")
+    known = [
+        ("futex", "futex", 8_123, 41, 2_104_331_002),
+        ("fsync", "desc", 200, 0, 1_310_044_120),
+        ("read", "desc", 12_044, 0, 210_000_311),
+        ("openat", "file", 3_301, 1_902, 88_120_004),
+        ("newfstatat", "file", 9_120, 2_011, 70_551_300),
+        ("mmap", "memory", 1_401, 0, 21_331_400),
+        ("clone3", "process", 12, 0, 2_031_000),
+        ("sendto", "network", 4, 0, 31_000),
+        ("rt_sigaction", "other", 68, None, 9_120),
+        ("restart_syscall", "other", 1, 1, None),
+    ]
+    rows = [
+        ("10-strace", name, group, count, errors, total, total and total / count, total and total // count // 3, total and total // 7, "wall")
+        for name, group, count, errors, total in known
+    ]
+    return Table.of("syscalls", rows, columns)
+
+
+def _paths() -> Table:
+    rows = [
+        ("10-strace", "/home/ada/project/ckpt.bin", 400, 0, 1_310_044_120, 81_920_000, "fsync,write"),
+        ("10-strace", f"/home/ada/{QUOTES}", 3, 3, 41_000, None, "openat"),
+        ("10-strace", EVIL, 1, 1, 9_000, 0, "openat"),
+    ]
+    return Table.of("syscall_paths", rows, ("capture", "path", "count", "errors", "total_ns", "bytes", "names"))
+
+
+def _summary(table: str, capture: str, rows: Sequence[tuple[str, int, int]]) -> Table:
+    columns = ("capture", "name", "count", "total_ns", "mean_ns", "median_ns", "min_ns", "max_ns", "stddev_ns")
+    full = [(capture, n, c, t, t / c, t / c * 0.8, t // c // 4, t // 3, t / c / 7 if c > 1 else None) for n, c, t in rows]
+    return Table.of(table, full, columns)
+
+
+def _os_calls() -> Table:
+    rows = [("pthread_cond_wait", 812, 9_310_220_117), ("poll", 31, 5_002_113_000), ("fopen64", 201, 12_331_041), ("open64", 1, 4_120)]
+    return _summary("os_calls_summary", "11-nsys", rows)
+
+
+def _kernels() -> Table:
+    return _summary("gpu_kernel_summary", "11-nsys", [(LONG, 400, 812_331_000), ("ampere_sgemm_128x64_tn", 800, 512_110_400), (EVIL, 2, 6_100)])
+
+
+def _events() -> Table:
+    columns = ("capture", "pid", "thread", "start_ns", "duration_ns", "name", "args", "result")
+    rows = [("10-strace", 4242, 4242 + i % 3, STARTED_NS + i * 13_000_001, 9_000_000 - i * 30_000, "fsync", f"{3 + i}</home/ada/ckpt.bin>", "0") for i in range(80)]
+    return Table.of("syscall_events", rows, columns, clock="epoch")
+
+
+def _runs() -> Table:
+    columns = ("capture", "pass_id", "role", "repeat", "started_ns", "wall_s", "user_s", "sys_s", "max_rss_bytes", "exit_status")
+    rows = [("timing", f"0{i + 1}-bare", "bare", i, STARTED_NS + i * 4_000_000_000, w, 2.9, 0.21, 412_000_000 + i * 1000, 0) for i, w in enumerate(WALLS, 1)]
+    return Table.of("runs", rows, columns, clock="epoch")
