@@ -35,6 +35,8 @@ def build(root: type[BaseModel], plugins: bool) -> dict[str, Any]:
         "item": [*(ref[model] for model in collectors), ref[Together]],
     }
     filled = _filled(schema["$defs"], choices)
+    for model in (*collectors, *steps):
+        _require_use(filled[ref[model]["$ref"].rpartition("/")[2]])
     own = filled.pop(root.__name__)
     own["anyOf"] = [{"required": own.pop("required")}, {"required": ["extends"]}]
     return {"$schema": GenerateJsonSchema.schema_dialect, **own, "title": "profrun plan", "$defs": filled}
@@ -52,6 +54,12 @@ def _classes(find: Callable[[str], type[Any]], names: Iterable[str], base: type[
         if described:
             found.append(model)
     return found
+
+
+def _require_use(definition: dict[str, Any]) -> None:
+    """In Python an item's class says what it is; in a file only `use` does."""
+    definition["properties"]["use"].pop("default", None)
+    definition["required"] = ["use", *(key for key in definition.get("required", ()) if key != "use")]
 
 
 def _filled(schema: Any, choices: dict[str, list[Any]]) -> Any:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from orchestrator import __version__, collect, folder, process, redact, resolve
 from orchestrator.environment import Environment
 from orchestrator.errors import ReportError, UsageError
+from orchestrator.live import Context
 from orchestrator.machine import Machine
 from orchestrator.model import Capture, Child, Outcome, Pass, PassRecord, Status
 from orchestrator.normalise import bare_run, normalise
@@ -336,10 +337,10 @@ def _set_aside(path: Path, attempt: int) -> None:
         path.rename(path.with_name(f"{path.name}.attempt{attempt}"))
 
 
-def _context(state: State, planned: Pass, stdin: Stdin) -> collect.Context:
+def _context(state: State, planned: Pass, stdin: Stdin) -> Context:
     plan, request = state.run.plan, state.request
     first = planned.index == state.run.passes[0].index
-    return collect.Context(
+    return Context(
         run_id=state.info.id,
         folder=state.folder,
         scratch=_scratch(state),

@@ -1,4 +1,4 @@
-"""The statistics of repeated runs: mean and interval, outliers, the ratio of two means. Pure; no float ever stands for unknown."""
+"""The statistics of repeated runs: mean and interval, outliers, the ratio of two means. Unknown is None."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _Z975 = 1.959964
 _OUTLIER_FROM = 3.5
 _SIGMA_PER_MAD = 1.4826
 _SPREAD_FLOOR = 0.01
-"""Share of the median. Below it runs are alike for every purpose, however much more alike the others are: with it nothing within
-3.5 % of the median is named."""
+"""The least robust standard deviation, as a share of the median: however alike the other runs are, one within 3.5 % of
+their median is not worth a name."""
 
 
 def t975(df: float) -> float:
-    """The 0.975 quantile of Student's t for `df` >= 1 degrees of freedom: half the width of a 95 % interval in standard errors.
+    """The 0.975 quantile of Student's t for `df` >= 1 degrees of freedom: half a 95 % interval, in standard errors.
 
-    Up to 30 from the table in NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2, linear in 1/df between its rows;
-    beyond by the expansion in Abramowitz & Stegun, 26.7.5, there good to six digits.
+    Up to 30 from the table in NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2, linear in 1/df between its
+    rows; beyond by the expansion in Abramowitz & Stegun, 26.7.5, there good to five digits.
     """
     if df >= len(_T975):
         z, n = _Z975, df
@@ -49,8 +49,8 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 def outliers(values: Sequence[float]) -> list[int]:
     """Which values stand apart, by index: |x - median| > 3.5 robust standard deviations (1.4826 MAD).
 
-    The modified z-score of B. Iglewicz and D. Hoaglin, How to Detect and Handle Outliers (ASQC, 1993). Fewer than three values
-    have none.
+    The modified z-score of B. Iglewicz and D. Hoaglin, How to Detect and Handle Outliers (ASQC, 1993). Fewer than three
+    values have none.
     """
     if len(values) < 3:
         return []
@@ -61,7 +61,7 @@ def outliers(values: Sequence[float]) -> list[int]:
 
 
 def describe(values: Sequence[float], unit: str | None = None, names: Sequence[str] = ()) -> Metric:
-    """The mean of the values with everything that says how much it is worth. `names`: whose values they are, for the outliers."""
+    """The mean of the values with everything that says how much it is worth. `names`: whose they are, for the outliers."""
     if not values:
         return Metric(None, unit, n=0)
     apart = outliers(values)
@@ -79,11 +79,11 @@ def describe(values: Sequence[float], unit: str | None = None, names: Sequence[s
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Metric:
-    """mean(above) / mean(below) with its 95 % interval, such as a slowdown. Value and interval are None where they can't be said.
+    """mean(above) / mean(below) with its 95 % interval, such as a slowdown; each is None where it can't be said.
 
     By the delta method on the logarithm (G. Casella and R. Berger, Statistical Inference, 2002, 5.5.4): its variance is
-    cv_a^2 / n_a + cv_b^2 / n_b, cv the coefficient of variation, with Welch-Satterthwaite degrees of freedom. A side with one
-    value is taken to spread, relative to its mean, as the other side does; with one value on both sides there is no interval.
+    cv_a^2 / n_a + cv_b^2 / n_b, cv the coefficient of variation, with Welch-Satterthwaite degrees of freedom. A side
+    with one value is taken to spread, relative to its mean, as the other does; with one on both there is no interval.
     """
     if not above or not below or statistics.fmean(above) <= 0 or statistics.fmean(below) <= 0:
         return Metric(None, "x", n=len(above))

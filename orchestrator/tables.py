@@ -269,11 +269,11 @@ def read(path: Path) -> pandas.DataFrame:
     import pyarrow.parquet as pq
 
     table = pq.read_table(path)
-    frame = table.to_pandas(types_mapper=_nullable)
+    frame: pd.DataFrame = table.to_pandas(types_mapper=_nullable)
     described = {f.name: {k.decode(): v.decode() for k, v in (f.metadata or {}).items()} for f in table.schema}
     frame.attrs["columns"] = described
     frame.attrs.update({k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items() if k != b"pandas"})
-    return pd.DataFrame(frame)
+    return frame
 
 
 def _nullable(dtype: Any) -> Any:

@@ -71,7 +71,7 @@ def budget(value: Any) -> float | Times:
     if isinstance(value, Times):
         return value
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*[x×]\s*", value) if isinstance(value, str) else None
-    result = Times(float(found[1])) if found else duration(value)
+    result = Times(parse(found[1], {}, 1.0, "10x")) if found else duration(value)
     if (result.factor if isinstance(result, Times) else result) <= 0:
         raise ValueError("a budget must be more than 0")
     return result

@@ -47,7 +47,7 @@ def build(folder: Path) -> Report:
             cwd="/home/ada/project",
             profrun_version="0.1.0",
         ),
-        outcome=Outcome("ok", 0, "all 4 captures have usable data; the slowest pass took 2.75 times the bare run", 0),
+        outcome=Outcome("ok", 0, "", 0),
         machine=MACHINE,
         environment=STEPS,
         passes=_passes(),
@@ -84,7 +84,7 @@ def finding() -> Finding:
         cost_pct=40.8,
         of="the bare run's 3.21 s of wall time",
         evidence=(("syscalls", "fsync", 200.0, "calls"), ("syscall_paths", "/home/ada/project/ckpt.bin", 1.31, "s")),
-        sources=("08-strace",),
+        sources=("p10-strace",),
     )
 
 
@@ -97,15 +97,15 @@ WALLS = (3.187, 3.221, 3.209, 3.198, 3.405, 3.214, 3.203)
 
 
 def _passes() -> tuple[PassRecord, ...]:
-    warm = PassRecord("01-warmup", "warmup", ("timing",), 1, _run(4.92))
-    timed = [PassRecord(f"0{i + 1}-bare", "bare", ("timing",), i, _run(w), w / 3.209) for i, w in enumerate(WALLS, 1)]
+    warm = PassRecord("p01", "warmup", ("timing",), 1, _run(4.92))
+    timed = [PassRecord(f"p0{i + 1}", "bare", ("timing",), i, _run(w)) for i, w in enumerate(WALLS, 1)]
     return (
         warm,
         *timed,
-        PassRecord("09-py-spy", "profiled", ("py-spy",), 1, _run(3.31), 1.032, (1.012, 1.051)),
-        PassRecord("10-strace", "profiled", ("strace",), 1, _run(8.82), 2.749, (2.69, 2.81), notes=("seccomp filter in use",)),
-        PassRecord("11-nsys", "profiled", ("nsys",), 1, _run(5.78), 1.801, (1.76, 1.84), attempts=2),
-        PassRecord("12-perf", "profiled", ("perf",), 1, None),
+        PassRecord("p09", "profiled", ("py-spy",), 1, _run(3.31), 1.032, (1.012, 1.051)),
+        PassRecord("p10", "profiled", ("strace",), 1, _run(8.82), 2.749, (2.69, 2.81), notes=("seccomp filter in use",)),
+        PassRecord("p11", "profiled", ("nsys",), 1, _run(5.78), 1.801, (1.76, 1.84), attempts=2),
+        PassRecord("p12", "profiled", ("perf",), 1, None),
     )
 
 
@@ -114,18 +114,18 @@ def _artifact(role: str, path: str, size: int, **more: Any) -> Artifact:
 
 
 CAPTURES = (
-    Capture("timing", "02-bare", "timing", "ok"),
+    *(Capture(f"p0{i}-timing", f"p0{i}", "timing", "ok", tool=Tool("timing", None)) for i in range(1, 9)),
     Capture(
-        "09-py-spy",
-        "09-py-spy",
+        "p09-py-spy",
+        "p09",
         "py-spy",
         "ok",
         tool=Tool("py-spy", "/opt/venv/bin/py-spy", "0.4.3"),
         commands=(("py-spy", "record", "--pid", "4242", "--idle", "--threads", "-f", "chrometrace", "-o", "a trace.json"),),
         options={"rate": "100Hz", "subprocesses": True, "native": False, "duration": None},
         artifacts=(
-            _artifact("trace", "raw/09-py-spy/a trace #1.json", 1_912_000),
-            _artifact("flamegraph", "raw/09-py-spy/flame.svg", 80_112, derived_from="trace"),
+            _artifact("trace", "raw/p09-py-spy/a trace #1.json", 1_912_000),
+            _artifact("flamegraph", "raw/p09-py-spy/flame.svg", 80_112, derived_from="trace"),
         ),
         flush_s=0.21,
         clock=Clock(STARTED_NS, 1000.0, 7_000_000, "the time of its start"),
@@ -133,33 +133,33 @@ CAPTURES = (
         notes=("asked for 100 samples a second, reached 99.2", "the program waited for 61 % of the samples"),
     ),
     Capture(
-        "10-strace",
-        "10-strace",
+        "p10-strace",
+        "p10",
         "strace",
         "ok",
         trust="distorted",
         tool=Tool("strace", "/usr/bin/strace", "6.1"),
         commands=(("strace", "-D", "--seccomp-bpf", "-f", "-c", "-w", "-o", "summary.txt", "--", *ARGV),),
-        artifacts=(_artifact("summary", "raw/10-strace/summary.txt", 4_201),),
+        artifacts=(_artifact("summary", "raw/p10-strace/summary.txt", 4_201),),
         overhead_s=5.61,
     ),
     Capture(
-        "11-nsys",
-        "11-nsys",
+        "p11-nsys",
+        "p11",
         "nsys",
         "degraded",
         reason="no GPU on this machine: only calls into the operating system were traced",
         tool=Tool("nsys", "/usr/bin/nsys", "2022.4.2"),
         commands=(("nsys", "profile", "-t", "osrt,nvtx", "-s", "none", *ARGV), ("nsys", "export", "--type", "sqlite")),
         artifacts=(
-            _artifact("report", "raw/11-nsys/report.nsys-rep", 512_000, holds_env=True),
-            _artifact("sqlite", "raw/11-nsys/report.sqlite", 3_100_000, holds_env=True, truncated=True),
+            _artifact("report", "raw/p11-nsys/report.nsys-rep", 512_000, holds_env=True),
+            _artifact("sqlite", "raw/p11-nsys/report.sqlite", 3_100_000, holds_env=True, truncated=True),
         ),
         attempt=2,
     ),
     Capture(
-        "12-perf",
-        "12-perf",
+        "p12-perf",
+        "p12",
         "perf",
         "blocked",
         reason=f"perf_event_paranoid is 3: run `sysctl kernel.perf_event_paranoid=1` {QUOTES}",
@@ -169,7 +169,7 @@ CAPTURES = (
 )
 
 METRICS = {
-    "wall_s": Metric(3.2339, "s", (3.1712, 3.2966), 7, 3.209, 0.0678, 3.187, 3.405, ("06-bare",)),
+    "wall_s": Metric(3.2339, "s", (3.1712, 3.2966), 7, 3.209, 0.0678, 3.187, 3.405, ("p06",)),
     "user_s": Metric(2.9021, "s", (2.8991, 2.9051), 7, 2.902, 0.0032, 2.898, 2.907),
     "sys_s": Metric(0.2113, "s", (0.2081, 0.2145), 7, 0.211, 0.0034, 0.206, 0.216),
     "max_rss_bytes": Metric(412_310_000.0, "bytes", (411_900_000.0, 412_720_000.0), 7, 412_300_000.0),
@@ -230,7 +230,7 @@ def _stacks() -> Table:
     rows += [(f"Worker {i}; <b>", "wall", s, n) for i in (1, 2) for s, n in workers]
     rows += [("MainThread", "gil", s, n // 2 + 1) for s, n in heavy]
     columns = ("capture", "pid", "process", "thread", "kind", "stack", "samples", "weight_ns")
-    full = [("09-py-spy", 4242, "python scripts/demo/train_cnn.py", t, k, s, n, n * 10_000_000) for t, k, s, n in rows]
+    full = [("p09-py-spy", 4242, "python scripts/demo/train_cnn.py", t, k, s, n, n * 10_000_000) for t, k, s, n in rows]
     return Table.of("stacks", full, columns)
 
 
@@ -249,7 +249,7 @@ def _functions() -> Table:
     named += [(f"leaf_{i}", f"{PYTHON}/json/encoder.py", i, 1 + i % 3, 1 + i % 3) for i in range(600)]
     whole = sum(own or 0 for *_, own, _ in named)
     rows = [
-        ("09-py-spy", 4242, "MainThread", "wall", f, file, line, own, total, own and 100 * own / whole, total and 100 * total / whole)
+        ("p09-py-spy", 4242, "MainThread", "wall", f, file, line, own, total, own and 100 * own / whole, total and 100 * total / whole)
         for f, file, line, own, total in named
     ]
     return Table.of("functions", rows, columns)
@@ -270,7 +270,7 @@ def _syscalls() -> Table:
         ("restart_syscall", "other", 1, 1, None),
     ]
     rows = [
-        ("10-strace", name, group, count, errors, total, total and total / count, total and total // count // 3, total and total // 7, "wall")
+        ("p10-strace", name, group, count, errors, total, total and total / count, total and total // count // 3, total and total // 7, "wall")
         for name, group, count, errors, total in known
     ]
     return Table.of("syscalls", rows, columns)
@@ -278,9 +278,9 @@ def _syscalls() -> Table:
 
 def _paths() -> Table:
     rows = [
-        ("10-strace", "/home/ada/project/ckpt.bin", 400, 0, 1_310_044_120, 81_920_000, "fsync,write"),
-        ("10-strace", f"/home/ada/{QUOTES}", 3, 3, 41_000, None, "openat"),
-        ("10-strace", EVIL, 1, 1, 9_000, 0, "openat"),
+        ("p10-strace", "/home/ada/project/ckpt.bin", 400, 0, 1_310_044_120, 81_920_000, "fsync,write"),
+        ("p10-strace", f"/home/ada/{QUOTES}", 3, 3, 41_000, None, "openat"),
+        ("p10-strace", EVIL, 1, 1, 9_000, 0, "openat"),
     ]
     return Table.of("syscall_paths", rows, ("capture", "path", "count", "errors", "total_ns", "bytes", "names"))
 
@@ -293,20 +293,20 @@ def _summary(table: str, capture: str, rows: Sequence[tuple[str, int, int]]) -> 
 
 def _os_calls() -> Table:
     rows = [("pthread_cond_wait", 812, 9_310_220_117), ("poll", 31, 5_002_113_000), ("fopen64", 201, 12_331_041), ("open64", 1, 4_120)]
-    return _summary("os_calls_summary", "11-nsys", rows)
+    return _summary("os_calls_summary", "p11-nsys", rows)
 
 
 def _kernels() -> Table:
-    return _summary("gpu_kernel_summary", "11-nsys", [(LONG, 400, 812_331_000), ("ampere_sgemm_128x64_tn", 800, 512_110_400), (EVIL, 2, 6_100)])
+    return _summary("gpu_kernel_summary", "p11-nsys", [(LONG, 400, 812_331_000), ("ampere_sgemm_128x64_tn", 800, 512_110_400), (EVIL, 2, 6_100)])
 
 
 def _events() -> Table:
     columns = ("capture", "pid", "thread", "start_ns", "duration_ns", "name", "args", "result")
-    rows = [("10-strace", 4242, 4242 + i % 3, STARTED_NS + i * 13_000_001, 9_000_000 - i * 30_000, "fsync", f"{3 + i}</home/ada/ckpt.bin>", "0") for i in range(80)]
+    rows = [("p10-strace", 4242, 4242 + i % 3, STARTED_NS + i * 13_000_001, 9_000_000 - i * 30_000, "fsync", f"{3 + i}</home/ada/ckpt.bin>", "0") for i in range(80)]
     return Table.of("syscall_events", rows, columns, clock="epoch")
 
 
 def _runs() -> Table:
     columns = ("capture", "pass_id", "role", "repeat", "started_ns", "wall_s", "user_s", "sys_s", "max_rss_bytes", "exit_status")
-    rows = [("timing", f"0{i + 1}-bare", "bare", i, STARTED_NS + i * 4_000_000_000, w, 2.9, 0.21, 412_000_000 + i * 1000, 0) for i, w in enumerate(WALLS, 1)]
+    rows = [(f"p0{i + 1}-timing", f"p0{i + 1}", "bare", i, STARTED_NS + i * 4_000_000_000, w, 2.9, 0.21, 412_000_000 + i * 1000, 0) for i, w in enumerate(WALLS, 1)]
     return Table.of("runs", rows, columns, clock="epoch")

@@ -1,4 +1,4 @@
-"""Collector `timing`: the bare runs that everything else is compared with. It needs no tool and adds nothing to a run."""
+"""Collector `timing`: the bare runs that all else is compared with. It needs no tool and adds nothing to a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.tables import Table
 class Timing(Collector):
     """Runs the target undisturbed, several times: wall, user and system time, largest memory, exit status."""
 
-    use: Literal["timing"]
+    use: Literal["timing"] = "timing"
     warmup: int = Field(
         1, ge=0, le=100, description="runs before those that count: they fill caches and are not averaged"
     )

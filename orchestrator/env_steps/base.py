@@ -1,7 +1,7 @@
-"""The interface of an environment step: a frozen pydantic model whose fields are its options and whose methods return data.
+"""The interface of an environment step: a frozen pydantic model; its fields are its options, its methods return data.
 
-A new step is one file beside this one and one line in `registry.py`. It changes nothing itself: `apply` and `restore` say what
-should change, and the runner writes that into the journal before it does it.
+A new step is one file beside this one and one line in `registry.py`. It changes nothing itself: `apply` and `restore`
+say what should change, and the runner writes that into the journal before it does it.
 """
 
 from __future__ import annotations
@@ -50,5 +50,5 @@ class Step(BaseModel):
         return None
 
     def child(self) -> Child:
-        """What it wants changed in the target's own process; it ends with the process, so nothing is left to restore."""
+        """What it wants changed in the target's own process; that ends with the process: nothing is left to restore."""
         return Child()

@@ -14,7 +14,7 @@ from orchestrator.model import Child
 class Env(Step):
     """Variables of the target's environment."""
 
-    use: Literal["env"]
+    use: Literal["env"] = "env"
     set_: Environment = Field({}, alias="set", description="variables to set, as NAME: value")
     unset: tuple[Variable, ...] = Field((), description="variables to remove")
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Shell(Step):
-    """A command that prepares the machine. It is run as it stands, without a shell; its output goes to the run's log."""
+    """A command that prepares the machine. It is run as it stands, without a shell."""
 
-    use: Literal["shell"]
+    use: Literal["shell"] = "shell"
     run: Command = Field(description="the command, as a list of words; it must end by itself, with status 0")
     undo: Command | None = Field(None, description="the command that takes it back, run after the passes")
     timeout: Annotated[Duration, Field(gt=0)] = Field(60.0, description="how long each of the two may take")

@@ -1,14 +1,14 @@
 """Reads what `nsys export --type sqlite` writes, in any schema since 2021, into canonical tables.
 
-The schema is the one that NVIDIA documents in the Nsight Systems user guide ("SQLite Schema Reference"). Tables are made only
-when there is something to put into them, and columns come and go with the versions: everything is asked for before it is read.
+The schema is the one in NVIDIA's Nsight Systems user guide ("SQLite Schema Reference"). Tables are made only when there is
+something to put into them, and columns come and go with the versions: everything is asked for before it is read.
 The figures of the summaries follow the SQL of `nsys stats` and are equal to its output, digit for digit.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -74,10 +74,10 @@ def _opened(path: Path) -> Iterator[Export]:
         raise ParseError(f"{path.name} is {'empty' if path.is_file() else 'missing'}")
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as db:
-            db.text_factory = lambda raw: raw.decode("utf-8", "replace")  # environment values and paths may be any bytes
+            db.text_factory = lambda raw: raw.decode("utf-8", "replace")  # paths and names may be any bytes
             export = Export(db)
-            if not export.has("StringIds"):
-                raise ParseError(f"{path.name} is a database, but no export of nsys: it has no StringIds table")
+            if not export.has("StringIds", "value"):
+                raise ParseError(f"{path.name} is a database, but no export of nsys: it has no table StringIds")
             yield export
     except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
         raise ParseError(f"{path.name} is no readable export of nsys: {error}") from error
@@ -91,18 +91,22 @@ class Export:
     columns: dict[str, set[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        asked = "SELECT m.name, c.name FROM sqlite_master m, pragma_table_info(m.name) c WHERE m.type IN ('table', 'view')"
+        asked = "SELECT m.name, c.name FROM sqlite_master m, pragma_table_info(m.name) c WHERE m.type = 'table'"
         for table, column in self.db.execute(asked):
             self.columns.setdefault(table, set()).add(column)
 
-    def has(self, table: str, *columns: str) -> bool:
-        return table in self.columns and self.columns[table].issuperset(columns)
+    def has(self, table: str, column: str) -> bool:
+        return column in self.columns.get(table, ())
+
+    def holds(self, table: str) -> bool:
+        """Whether the table has rows; some exports also make the empty ones."""
+        return any(True for _ in self.rows(table, where="1 LIMIT 1"))
 
     def rows(self, table: str, *columns: str, where: str = "1") -> Iterable[tuple[Any, ...]]:
         """The table's rows; columns that it does not have are None, a missing table has no rows."""
         if table not in self.columns:
             return ()
-        shown = [f'"{c}"' if c in self.columns[table] else "NULL" for c in columns]
+        shown = [f'"{c}"' if c in self.columns[table] else "NULL" for c in columns] or ["1"]
         return self.db.execute(f'SELECT {", ".join(shown)} FROM "{table}" WHERE {where}')
 
     def ints(self, table: str, *columns: str, where: str = "1") -> tuple[Ints, ...]:
@@ -124,7 +128,7 @@ class Export:
         return dict(self.db.execute("SELECT id, value FROM StringIds"))
 
     def string(self, number: int) -> str:
-        return self.strings.get(number) or f"[string {number}]"
+        return self.strings.get(number) or ("(unnamed)" if number == MISSING else f"(string {number})")
 
     @cached_property
     def start_epoch_ns(self) -> int | None:
@@ -141,15 +145,15 @@ class Export:
         found = chain.from_iterable(self.rows(t, "value", where="name = 'EXPORT_PRODUCT_VERSION'") for t in tables)
         return next((value for (value,) in found), None)
 
-    def timed(self, name: str, start: Ints, columns: dict[str, Sequence[Any]]) -> Table:
-        """A table of events in the order of their start, on the best clock that there is. `start`: ns of the session."""
+    def timed(self, name: str, start: Ints, columns: Mapping[str, Any]) -> Table:
+        """A table of events in the order of their start (ns of the session), on the best clock that there is."""
         order = np.argsort(start, kind="stable")
-        epoch = self.start_epoch_ns
-        data = {"start_ns": start + (epoch or 0), **columns}
-        sorted_ = {k: v[order] if isinstance(v, np.ndarray) else [v[i] for i in order] for k, v in data.items()}
-        if epoch is None:
-            return Table(name, sorted_)
-        return Table(name, sorted_, clock="epoch", clock_error_ns=CLOCK_ERROR_NS)
+        places = order.tolist()
+        data = {"start_ns": start + (self.start_epoch_ns or 0), **columns}
+        data = {k: v[order] if isinstance(v, np.ndarray) else [v[i] for i in places] for k, v in data.items()}
+        if self.start_epoch_ns is None:
+            return Table(name, data)
+        return Table(name, data, clock="epoch", clock_error_ns=CLOCK_ERROR_NS)
 
 
 # ---------------------------------------------------------------- one function a table
@@ -278,26 +282,28 @@ def _names(numbers: Ints, name: Callable[[int], str]) -> list[str]:
     return [shown[n] for n in numbers.tolist()]
 
 
-def _triples(x: Ints, y: Ints, z: Ints) -> list[str]:
-    shown: dict[tuple[int, int, int], str] = {}
-    return [shown.setdefault(t, "{},{},{}".format(*t)) for t in zip(x.tolist(), y.tolist(), z.tolist(), strict=True)]
+def _triples(x: Ints, y: Ints, z: Ints) -> list[str | None]:
+    """x,y,z as text; few shapes stand behind many kernels."""
+    found = list(zip(x.tolist(), y.tolist(), z.tolist(), strict=True))
+    shown = {t: None if MISSING in t else "{},{},{}".format(*t) for t in set(found)}
+    return [shown[t] for t in found]
 
 
-def _nullable(values: Ints) -> Sequence[Any]:
+def _nullable(values: Ints) -> NDArray[Any]:
     """The array itself, or with None where it is MISSING."""
     gone = values == MISSING
     if not gone.any():
-        return values  # type: ignore[return-value]
+        return values
     shown = values.astype(object)
     shown[gone] = None
-    return shown  # type: ignore[return-value]
+    return shown
 
 
 # ---------------------------------------------------------------- statistics, as nsys computes them
 
 
 def _summary(table: str, keys: Ints, durations: Ints, name: Callable[[int], str], sizes: Ints | None = None) -> Table:
-    """One row a key, the longest total first. Median: mean of the middle two; deviation: n - 1, and 0 for a single event."""
+    """One row a key, the longest total first. Median: mean of the middle two; deviation: n - 1, and 0 for one event."""
     if not len(keys):
         return Table(table, {})
     order = np.lexsort((durations, keys))
@@ -316,8 +322,8 @@ def _summary(table: str, keys: Ints, durations: Ints, name: Callable[[int], str]
         "max_ns": values[first + count - 1],
         "stddev_ns": np.sqrt(squares / np.maximum(count - 1, 1)),
     }
-    if sizes is not None:
-        columns["bytes"] = np.add.reduceat(np.where(sizes == MISSING, 0, sizes)[order], first)
+    if sizes is not None and MISSING not in sizes:
+        columns["bytes"] = np.add.reduceat(sizes[order], first)
     longest = np.argsort(-total, kind="stable")
     names = [name(int(k)) for k in key[first][longest]]
     return Table(table, {"name": names, **{k: v[longest] for k, v in columns.items()}})
@@ -327,10 +333,10 @@ def _summary(table: str, keys: Ints, durations: Ints, name: Callable[[int], str]
 
 
 def _notes(export: Export) -> Iterator[str]:
-    kernels = export.has("CUPTI_ACTIVITY_KIND_KERNEL")
+    kernels = export.holds("CUPTI_ACTIVITY_KIND_KERNEL")
     yield from _hidden_in_graphs(export)
-    if not kernels and not export.gpus and export.has("TARGET_INFO_SESSION_START_TIME"):
-        yield "no GPU to trace: nsys saw no NVIDIA GPU on this machine"
+    if not kernels and not export.gpus:
+        yield "no GPU to trace: the recording names no NVIDIA GPU"
     for severity, text, times in _diagnostics(export):
         explains = not kernels and bool(export.gpus) and "CUDA" in text
         if severity >= 3 or explains or text.startswith("Not all CUDA events"):
@@ -341,8 +347,8 @@ def _hidden_in_graphs(export: Export) -> Iterator[str]:
     (durations,) = export.events("CUPTI_ACTIVITY_KIND_GRAPH_TRACE")
     if len(durations):
         yield (
-            f"{len(durations)} launches of CUDA graphs ({durations.sum() / 1e6:.1f} ms of GPU time) were traced as a whole: "
-            "their kernels are not among gpu_kernels (--cuda-graph-trace=node shows them, at a cost)"
+            f"{len(durations)} launches of CUDA graphs ({durations.sum() / 1e6:.1f} ms of GPU time) were traced as a "
+            "whole: their kernels are not among gpu_kernels (--cuda-graph-trace=node shows them, at a cost)"
         )
 
 

@@ -23,6 +23,7 @@ _NOT_A_PROFILE = (
     (re.compile(r"<(\?xml|svg|!DOCTYPE)", re.I), "is a picture: its samples can't be read back"),
     (re.compile(r"\{"), "is not one of py-spy's chrome traces (a speedscope file opens at speedscope.app)"),
     (re.compile(r"Process \d+: "), "is a dump: one look at the program, not samples over time"),
+    (re.compile(r"\s*py-spy> "), "is what py-spy said, not its data"),
 )
 _USE = "record with `py-spy record --format chrometrace` (or raw)"
 
@@ -108,8 +109,8 @@ def read_chrometrace(path: Path, interval_ns: int, ended_ns: Mapping[tuple[int, 
     in ns since the trace's start.
 
     py-spy writes what has changed since the sample before, so a stack holds until the next change of its thread. Two
-    things need care: a forked child's threads share their `tid` (a pthread address), and so the list of open frames, with
-    the parent's; and a thread that has ended never closes its frames."""
+    things need care: a forked child's threads share their `tid` (a pthread address), and so the list of open frames,
+    with the parent's; and a thread that has ended never closes its frames."""
     replay = _Replay(interval_ns // 1000, {thread: ns // 1000 for thread, ns in (ended_ns or {}).items()})
     damage = None
     try:
@@ -247,7 +248,7 @@ _CLOCK_US = 200_000
 
 
 def read_raw(path: Path) -> Profile:
-    """The stacks of a raw file, weighted in samples. Raises ParseError when none of its lines is one."""
+    """The stacks of a raw file, weighted in samples. Raises ParseError when most of its lines are none."""
     stacks: list[Stack] = []
     dropped, frames = 0, _Interned()
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
@@ -258,7 +259,7 @@ def read_raw(path: Path) -> Profile:
                 stacks.append(Stack(thread, tuple(map(frames.__getitem__, names)), int(count)))
             elif line.strip():
                 dropped += 1
-    if dropped and not stacks:
+    if dropped > len(stacks):
         raise ParseError(_explain(path, path.read_text(errors="replace")[:200]))
     return Profile(stacks, f"{dropped} lines of {path.name} are no stacks" if dropped else None)
 

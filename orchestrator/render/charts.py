@@ -20,12 +20,13 @@ HEADROOM = 0.6
 
 @dataclass(frozen=True)
 class Dot:
-    """One run. `beyond`: it lies outside the axis and is drawn at its edge. `text`: its pass, role and time."""
+    """One run, by its pass. `beyond`: it lies outside the axis and is drawn at its edge. `label`: its time."""
 
     x: float
     y: float
     role: str
     name: str
+    label: str
     text: str
     outlier: bool
     beyond: bool
@@ -85,6 +86,7 @@ def strip(report: Report) -> Strip | None:
             y=axis.y(wall),
             role=record.role,
             name=record.id,
+            label=f"{wall:,.{places + 1}f} s",
             text=f"{record.id}, {record.role} run: {wall:,.{places + 1}f} s",
             outlier=bool(metric and record.id in metric.outliers),
             beyond=not axis.low <= wall <= axis.high,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -39,9 +40,7 @@ class Console:
     # ------------------------------------------------------------ a run
 
     def begin(self, run: Run, checks: Preflight, estimate: Estimate, interpreter: str | None) -> None:
-        self._line(
-            f"profrun {run.name}: {len(run.passes)} starts of {' '.join(run.target.argv[:3])[:60]}{cost(estimate)}"
-        )
+        self._line(f"profrun {run.name}: {len(run.passes)} starts of {one_line(run.target.argv)}{cost(estimate)}")
         for shim in run.target.shims:
             self._line(f"{shim} is a version manager's shim; {run.target.exe} is run")
         if interpreter:
@@ -83,7 +82,7 @@ class Console:
         for note in record.notes:
             self._line(f"      {note}")
         if record.run and record.run.leftovers:
-            names = "; ".join(f"{p.pid} {' '.join(p.argv)[:60]}" for p in record.run.leftovers)
+            names = "; ".join(f"{p.pid} {one_line(p.argv)}" for p in record.run.leftovers)
             self._line(f"      still running: {names}")
 
     def _status(self, capture: Capture, named: bool) -> str:
@@ -139,6 +138,12 @@ class Console:
 
     def _paint(self, colour: str, text: str) -> str:
         return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self._color else text
+
+
+def one_line(argv: Sequence[str], width: int = 60) -> str:
+    """A command line as one short line."""
+    text = " ".join(shlex.join(argv).split())
+    return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def cost(estimate: Estimate) -> str:

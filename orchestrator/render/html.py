@@ -15,6 +15,7 @@ from orchestrator.render import charts, pagedata, view
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+    from orchestrator.model import Capture
     from orchestrator.report import Report
 
 ASSETS = Path(__file__).parent / "assets"
@@ -34,12 +35,16 @@ def render(report: Report) -> str:
             report=report,
             verdict=view.verdict(report),
             figures=view.figures(report),
+        passes=view.passes(report),
+        collectors=view.collectors(report),
+        silent=[c for c in report.captures if _silent(c)],
+        captures=[c for c in report.captures if not _silent(c)],
             strip=charts.strip(report),
             whiskers=charts.whiskers(report),
             flames=pagedata.flames(report),
             grids=pagedata.grids(report),
             facts=view.facts(report.machine),
-            files=[n for n in (*OWN_FILES, *TIMELINES) if n == "summary.json" or (report.folder / n).exists()],
+            files=_files(report),
             raw=[artifact for capture in report.captures for artifact in capture.artifacts],
             versions=_versions(report),
             anchors=_anchors(report),
@@ -59,6 +64,17 @@ def policy(style: str, script: str) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _silent(capture: Capture) -> bool:
+    """Whether there is nothing to tell of it but that it went well: the captures of the bare runs."""
+    return capture.status == "ok" and not (capture.artifacts or capture.notes or capture.commands)
+
+
+def _files(report: Report) -> list[str]:
+    """The report's own files that are there, relative to it."""
+    pictures = sorted(f"flamegraphs/{p.name}" for p in (report.folder / "flamegraphs").glob("*"))
+    return [n for n in (*OWN_FILES, *TIMELINES) if n == "summary.json" or (report.folder / n).exists()] + pictures
 
 
 def _anchors(report: Report) -> Mapping[str, str]:

@@ -29,6 +29,7 @@ _IDENTIFIERS = frozenset(
     | {"graph_id", "launch", "repeat", "step", "exit_status", "registers"}
 )
 """Columns whose numbers are names: written without separators, and lifted out of a table where every row has the same."""
+_CODE = frozenset({"name", "function", "file", "stack", "path", "args", "result", "kernel", "short_name", "metric", "names"})
 _FACTORED = _IDENTIFIERS - {"line", "stream", "correlation", "launch", "repeat", "step", "exit_status", "registers"}
 
 
@@ -75,7 +76,7 @@ def grids(report: Report) -> list[Grid]:
             continue
         path = report.tables[name].path
         if name == "syscalls" and (classes := _by_class(frame)) is not None:
-            found.append(_grid("syscalls by class", classes, path, budget))
+            found.append(_grid("syscalls_by_class", classes, path, budget))
         found.append(_grid(name, frame, path, budget))
     return found
 
@@ -97,7 +98,7 @@ def _grid(name: str, frame: pandas.DataFrame, path: str, budget: int) -> Grid:
     same = [c for c in frame.columns if c in _FACTORED and c not in empty and len(frame) > 1 and _constant(frame[c])]
     columns = [_column(c, frame, chosen, described.get(c, {})) for c in frame.columns if c not in {*empty, *same}]
     cost = view.cost_column(frame)
-    if part := view.shares("syscalls" if "class" in frame.columns else name, frame):
+    if "self_pct" not in frame.columns and (part := view.shares(name, frame)):
         columns.append(_share(part, chosen))
     label = next((c["label"] for c in columns if c["key"] == cost), None)
     return Grid(
@@ -131,7 +132,7 @@ def _column(
     name: str, frame: pandas.DataFrame, chosen: pandas.DataFrame, described: Mapping[str, str]
 ) -> dict[str, Any]:
     unit = described.get("unit")
-    label = view.words(re.sub(r"_(ns|pct|s)$", "", name))
+    label = view.words(re.sub(r"(?<=.)_(ns|pct|s|bytes)$", "", name))
     column = {
         "key": name,
         "label": label,
@@ -141,34 +142,20 @@ def _column(
         "places": None,
     }
     series = chosen[name]
-    if str(series.dtype).startswith("str") or series.dtype == object:
-        return {**column, "type": "text", "values": [view.visible(str(v)) if v == v else None for v in _plain(series)]}
+    if str(series.dtype).startswith("str"):
+        texts = [None if v is None else view.visible(v) for v in _plain(series)]
+        return {**column, "type": "code" if name in _CODE else "text", "values": texts}
     if name in _IDENTIFIERS:
         return {**column, "type": "id", "values": _plain(series)}
     if name in ("start_ns", "started_ns"):
         return {**column, **_offsets(frame[name], series, frame.attrs.get("clock", "relative"))}
-    factor, shown_unit = view.scale(unit, float(frame[name].abs().max()))
-    places = _places(float(frame[name].abs().max()) / factor) if factor != 1 or unit == "%" else None
-    if unit == "%":
-        shown_unit = f"% of {_samples(frame)}" if name in ("self_pct", "total_pct") else "%"
-        places = 1
-    return {
-        **column,
-        "type": "number",
-        "unit": shown_unit,
-        "factor": factor,
-        "places": places,
-        "values": _plain(series),
-    }
-
-
-def _samples(frame: pandas.DataFrame) -> str:
-    found = view.shares("functions", frame)
-    return found[1] if found else "the samples"
-
-
-def _places(largest: float) -> int:
-    return 3 if largest < 1 else max(0, 3 - int(math.log10(largest)))
+    if name in ("self_pct", "total_pct") and (part := view.shares("functions", frame)):
+        return {**column, "type": "share", "unit": f"of {part[1]}", "values": _parts(series / 100)}
+    largest = float(frame[name].abs().max())
+    factor, shown = view.scale(unit, largest)
+    whole = factor == 1 and str(series.dtype).startswith("Int")
+    places = None if whole or not unit else view.decimals(largest / factor / 1000)
+    return {**column, "type": "number", "unit": shown, "factor": factor, "places": places, "values": _plain(series)}
 
 
 def _offsets(whole: pandas.Series, series: pandas.Series, clock: str) -> dict[str, Any]:
@@ -182,16 +169,13 @@ def _offsets(whole: pandas.Series, series: pandas.Series, clock: str) -> dict[st
 
 
 def _share(part: tuple[pandas.Series, str], chosen: pandas.DataFrame) -> dict[str, Any]:
-    values = [None if v is None else round(v, 5) for v in _plain(part[0].loc[chosen.index])]
+    head = {"key": "share", "label": "share", "unit": f"of {part[1]}", "type": "share"}
     meaning = "the row's part of the sum over all rows of the table"
-    return {
-        "key": "share",
-        "label": "share",
-        "unit": f"of {part[1]}",
-        "meaning": meaning,
-        "type": "share",
-        "values": values,
-    }
+    return {**head, "meaning": meaning, "values": _parts(part[0].loc[chosen.index])}
+
+
+def _parts(series: pandas.Series) -> list[float | None]:
+    return [None if v is None else round(v, 5) for v in _plain(series)]
 
 
 def _plain(series: pandas.Series) -> list[Any]:

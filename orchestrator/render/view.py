@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator import units
-from orchestrator.model import USABLE, Capture, Exit, Metric, PassRecord, StepRecord, Trust
+from orchestrator.model import USABLE, Capture, Exit, Metric, PassRecord, Process, StepRecord, Trust
 
 if TYPE_CHECKING:
     import pandas
@@ -28,6 +28,7 @@ _LADDERS: Mapping[str, tuple[tuple[float, str], ...]] = {
 
 TABLES: Mapping[str, tuple[str, str]] = {
     "functions": ("Functions", "self: the function was running itself; total: it was anywhere on the stack"),
+    "syscalls_by_class": ("System calls by class", "the table of system calls, added up"),
     "syscalls": ("System calls", "time between entering the kernel and returning from it, waiting included, unless it says system"),
     "syscall_paths": ("Files and sockets", "the calls that named them or used a descriptor of theirs"),
     "syscall_events": ("Slowest system calls", "single calls, the longest first"),
@@ -46,7 +47,7 @@ TABLES: Mapping[str, tuple[str, str]] = {
 """Heading and explanation of the tables, in the order in which a reader wants them. Tables of other names follow."""
 
 _COSTS = ("total_ns", "duration_ns", "self_samples", "weight_ns", "samples", "speedup_pct")
-_PARTITIONS = ("functions", "syscalls", "syscall_paths", "stacks")
+_PARTITIONS = ("functions", "syscalls", "syscalls_by_class", "syscall_paths", "stacks")
 """Tables (besides `*_summary`) whose rows add up to a whole, so that a share of it says something."""
 
 _TRUSTS: tuple[Trust, ...] = ("high", "distorted", "low")
@@ -60,6 +61,22 @@ class Verdict:
     word: str
     sentence: str
     target: str
+
+
+@dataclass(frozen=True)
+class PassRow:
+    """A pass as text. What is None is not known."""
+
+    id: str
+    role: str
+    collectors: str
+    wall: str | None
+    slowdown: str | None
+    trust: Trust | None
+    remark: str
+    """Why it has no slowdown or no trust, where it can't have one."""
+    ended: str | None
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -82,21 +99,47 @@ class Figure:
 def verdict(report: Report) -> Verdict:
     """The outcome in one sentence."""
     outcome = report.outcome
-    lost = [c for c in report.captures if tone(c.status) == "bad"]
-    how: Tone = "bad" if outcome.exit_code else ("warn" if lost else "good")
-    reason = sentence(outcome.reason)
     ended = Exit(outcome.target_exit_code, outcome.target_signal)
     known = (outcome.target_exit_code, outcome.target_signal) != (None, None)
-    return Verdict(how, words(outcome.status), reason, ended.describe() if known else "end unknown")
+    target = ended.describe() if known else "end unknown"
+    told = stop(outcome.reason) or stop(f"{_timed(report)}; {_gave(report)}")
+    return Verdict("bad" if outcome.exit_code else "good", words(outcome.status), told[:1].upper() + told[1:], target)
+
+
+def _timed(report: Report) -> str:
+    wall = report.metrics.get("wall_s")
+    if wall is None or wall.value is None:
+        return "the bare run was not timed"
+    shown = figure("wall_s", wall)
+    runs = f"mean of {wall.n} bare runs" if (wall.n or 1) > 1 else "one bare run"
+    return f"the program takes {shown.value} ({', '.join(t for t in (runs, shown.half_width_pct) if t)})"
+
+
+def _gave(report: Report) -> str:
+    usable, lost = collectors(report)
+    total = len(usable) + len(lost)
+    if not total:
+        return "no collector took part"
+    if not lost:
+        return "its collector gave usable data" if total == 1 else f"all {total} collectors gave usable data"
+    why = ", ".join(f"{name}: {words(status)}" for name, status in lost.items())
+    return f"{len(usable)} of {total} collectors gave usable data ({why})"
+
+
+def collectors(report: Report) -> tuple[list[str], dict[str, str]]:
+    """The collectors whose captures are all usable, and the others with the status of the first that is not."""
+    lost: dict[str, str] = {}
+    for capture in report.captures:
+        if capture.status not in USABLE:
+            lost.setdefault(capture.collector, capture.status)
+    return [n for n in dict.fromkeys(c.collector for c in report.captures) if n not in lost], lost
 
 
 def tone(status: str) -> Tone:
     """How good a capture's or a step's status is."""
     if status in ("ok", "applied", "already"):
         return "good"
-    return (
-        "bad" if status in ("tool_failed", "blocked", "unreadable", "timed_out", "target_failed", "failed") else "warn"
-    )
+    return "bad" if status in ("tool_failed", "blocked", "unreadable", "timed_out", "target_failed", "failed") else "warn"
 
 
 def words(name: str) -> str:
@@ -104,11 +147,10 @@ def words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def sentence(text: str) -> str:
-    """A capital first, a full stop last."""
+def stop(text: str) -> str:
+    """With a full stop at its end."""
     text = text.strip()
-    end = "" if text.endswith((".", "!", "?", "…")) else "."
-    return text[:1].upper() + text[1:] + end if text else ""
+    return f"{text}." if text and not text.endswith((".", "!", "?", "…", ":")) else text
 
 
 def duration(seconds: float | None) -> str | None:
@@ -128,6 +170,14 @@ def scale(unit: str | None, magnitude: float) -> tuple[float, str]:
 def decimals(resolution: float) -> int:
     """How many decimals show two significant digits of `resolution`, at most 6."""
     return 0 if not resolution else max(0, min(6, 1 - math.floor(math.log10(abs(resolution)))))
+
+
+def aligned(values: Sequence[float | None], unit: str) -> list[str | None]:
+    """Quantities in the one unit and with the decimals that suit the largest, so that they can be compared at a glance."""
+    known = [abs(v) for v in values if v is not None]
+    factor, name = scale(unit, max(known, default=0.0))
+    places = decimals(max(known, default=0.0) / factor / 100)
+    return [None if v is None else f"{v / factor:,.{places}f} {name}" for v in values]
 
 
 def figures(report: Report) -> list[Figure]:
@@ -181,18 +231,49 @@ def _unit(name: str, metric: Metric) -> str | None:
     )
 
 
+def passes(report: Report) -> list[PassRow]:
+    """The passes as text, their wall times in one unit."""
+    walls = aligned([p.run.wall_s if p.run and not p.run.start_error else None for p in report.passes], "s")
+    return [_pass(report, record, wall) for record, wall in zip(report.passes, walls, strict=True)]
+
+
+def _pass(report: Report, record: PassRecord, wall: str | None) -> PassRow:
+    run = record.run
+    more = (*(["leftover processes: " + leftovers(run.leftovers)] if run and run.leftovers else []), *(run.notes if run else ()))
+    tries = (f"{record.attempts} attempts",) if record.attempts > 1 else ()
+    return PassRow(
+        id=record.id,
+        role=f"{record.role} {record.repeat}" if record.role == "bare" else record.role,
+        collectors=", ".join(record.collectors) or "none",
+        wall=wall,
+        slowdown=slowdown(record),
+        trust=trust(report, record),
+        remark={"bare": "the reference", "warmup": "not counted", "profiled": "no usable data"}[record.role],
+        ended=ended(record),
+        notes=(*tries, *record.notes, *more),
+    )
+
+
+def leftovers(processes: Sequence[Process]) -> str:
+    return "; ".join(f"{p.pid} {short(' '.join(p.argv), 80)}" for p in processes)
+
+
 def slowdown(record: PassRecord) -> str | None:
-    """2.75× (2.61 to 2.90)."""
+    """2.75× (2.61 to 2.90); None where it was not compared."""
     if record.slowdown is None:
         return None
     interval = record.slowdown_ci95
-    return f"{record.slowdown:.3g}×" + (f" ({interval[0]:.3g} to {interval[1]:.3g})" if interval else "")
+    return _times(record.slowdown) + (f"× ({_times(interval[0])} to {_times(interval[1])})" if interval else "×")
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.1f}"
 
 
 def trust(report: Report, record: PassRecord) -> Trust | None:
-    """The least trust among the usable captures of a pass; None where there is none."""
+    """The least trust among the usable captures of a profiled pass; None where there is none."""
     found = [c.trust for c in report.captures if c.pass_id == record.id and c.status in USABLE]
-    return max(found, key=_TRUSTS.index, default=None)
+    return max(found, key=_TRUSTS.index, default=None) if record.role == "profiled" else None
 
 
 def ended(record: PassRecord) -> str | None:
@@ -206,11 +287,12 @@ def ended(record: PassRecord) -> str | None:
     return end if run.ended_by == "itself" else f"{end} (ended by {run.ended_by})"
 
 
-def tool(capture: Capture) -> str | None:
-    """strace 6.1; None for a collector that needs no tool."""
-    if capture.tool is None or (capture.tool.path is None and capture.tool.version is None):
-        return None
-    return f"{capture.tool.name} {capture.tool.version or '(version unknown)'}"
+def tool(capture: Capture) -> str:
+    """strace 6.1; what needs no tool, or has none, says so."""
+    found = capture.tool
+    if found and found.path:
+        return f"{found.name} {found.version or '(version unknown)'}"
+    return "no tool needed" if capture.status in USABLE or not found else "tool not found"
 
 
 def restored(step: StepRecord) -> str | None:
@@ -242,7 +324,7 @@ def facts(machine: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str | N
     for key, value in machine.items():
         members = [value] if isinstance(value, Mapping) else value if _nested(value) else []
         numbered = len(members) > 1
-        groups += [(f"{words(key)} {i}" if numbered else words(key), m) for i, m in enumerate(members)]
+        groups += [(f"{label(key)} {i}" if numbered else label(key), m) for i, m in enumerate(members)]
     return [(name, list(_pairs(group))) for name, group in groups]
 
 
@@ -254,10 +336,15 @@ def _nested(value: Any) -> bool:
 
 def _pairs(group: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     for key, value in group.items():
-        if key.endswith("_bytes") and isinstance(value, (int, float)):
-            yield words(key.removesuffix("_bytes")), size(value)
+        if key.endswith("_bytes") and (value is None or isinstance(value, (int, float))):
+            yield label(key.removesuffix("_bytes")), size(value)
         else:
-            yield words(key), plain(value)
+            yield label(key), plain(value)
+
+
+def label(key: str) -> str:
+    """`cpu_model` -> CPU model."""
+    return re.sub(r"\b(cpu|gpu|os|smt|numa|pci|uuid|pid)(s?)\b", lambda m: m[1].upper() + m[2], words(key))
 
 
 def table_names(report: Report) -> list[str]:
@@ -266,7 +353,7 @@ def table_names(report: Report) -> list[str]:
 
 
 def title(name: str) -> str:
-    return TABLES[name][0] if name in TABLES else words(name).capitalize()
+    return TABLES[name][0] if name in TABLES else label(name)[:1].upper() + label(name)[1:]
 
 
 def cost_column(frame: pandas.DataFrame) -> str | None:

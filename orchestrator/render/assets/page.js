@@ -28,7 +28,7 @@
     return fixed.get(places).format(value);
   }
   const general = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 6 });
-  const percent = (part) => `${decimal(100 * part, 1)} %`;
+  const percent = (part) => (part > 0 && part < 0.0005 ? "<0.1 %" : `${decimal(100 * part, 1)} %`);
 
   function amount(value, unit) {
     if (unit === "samples") return `${decimal(value, 0)} sample${value === 1 ? "" : "s"}`;
@@ -105,7 +105,7 @@
   // ---- Tables ----
 
   const PREVIEW = 12;
-  const LONG = 140;
+  const LONG = 180;
 
   function grid(section) {
     const { columns, sort } = block(section.dataset.grid);
@@ -189,22 +189,27 @@
 
   function text(value, type) {
     const td = make("td", { className: `text ${type}` });
-    if (value.length <= LONG) {
-      td.textContent = value;
-      return td;
-    }
-    const name = make("span", { className: "clamp", textContent: value });
-    const label = `Whole (${decimal(value.length, 0)} characters)`;
+    const name = make("span", {}, ...breakable(middleOut(value)));
+    td.append(name);
+    if (value.length <= LONG) return td;
+    const label = `all ${decimal(value.length, 0)} characters`;
     const button = make("button", { type: "button", textContent: label });
     button.setAttribute("aria-expanded", "false");
     button.onclick = () => {
-      const whole = name.classList.toggle("whole");
-      button.textContent = whole ? "Shorter" : label;
+      const whole = button.getAttribute("aria-expanded") === "false";
+      name.replaceChildren(...breakable(whole ? value : middleOut(value)));
+      button.textContent = whole ? "shorter" : label;
       button.setAttribute("aria-expanded", whole);
     };
-    td.append(name, button);
+    td.append(button);
     return td;
   }
+
+  // Both ends of a long name tell it apart from others.
+  const middleOut = (value) => (value.length <= LONG ? value : `${value.slice(0, LONG * 0.6)}…${value.slice(-LONG * 0.4)}`);
+
+  // Paths and stacks may be broken after their separators.
+  const breakable = (value) => value.split(/(?<=[/;])/).flatMap((piece, index) => (index ? [make("wbr"), piece] : [piece]));
 
   // ---- Flame graph: trees as flat arrays in preorder ----
 

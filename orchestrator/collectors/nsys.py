@@ -1,0 +1,221 @@
+"""Collector `nsys`: NVIDIA Nsight Systems around the target: CUDA, GPU work, NVTX ranges, calls of the operating system."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+
+from pydantic import Field
+
+from orchestrator.collectors.base import Collector, Parsed
+from orchestrator.errors import ParseError
+from orchestrator.model import After, Beside, Capture, Check, Child, Expect, Job, Launch, Sign, Tool, ToolProbe, Wrap
+from orchestrator.units import Duration
+
+if TYPE_CHECKING:
+    from orchestrator.machine import Machine
+
+Trace = Literal[
+    "cuda", "nvtx", "osrt", "cudnn", "cublas", "cublas-verbose", "cusparse", "cusparse-verbose", "cusolver",
+    "cusolver-verbose", "mpi", "ucx", "oshmem", "opengl", "opengl-annotations", "openacc", "openmp", "vulkan",
+    "vulkan-annotations", "nvvideo", "python-gil", "syscall", "none",
+]  # fmt: skip
+WITH_GPU: tuple[Trace, ...] = ("cuda", "nvtx", "osrt", "cudnn", "cublas")
+WITHOUT_GPU: tuple[Trace, ...] = ("osrt", "nvtx")
+
+_FLAGS = (
+    "session-new", "trace", "wait", "show-output", "kill", "sample", "cpuctxsw", "output", "force-overwrite",
+    "stop-on-exit", "capture-range", "capture-range-end", "nvtx-capture",
+)  # fmt: skip
+_IMPORTER = "QdstrmImporter"
+_IMPORTER_PLACES = ("../host-*/QdstrmImporter", "QdstrmImporter", "../*/QdstrmImporter")
+_SYSTEM_IMPORTERS = "usr/lib/nsight-systems/host-*/QdstrmImporter"
+
+_WINDOW = """\
+trap 'exit 0' INT TERM
+trap 'kill $! 2>/dev/null; "$0" stop --session="$1"' EXIT
+"$0" start --session="$@" || exit
+sleep 2147483647 & wait"""
+"""Records while it lives: $0 nsys, $1 the session, then the options of `nsys start`. Made for the plan's window, because
+`--delay` knows only whole seconds, and with `--duration` nsys ends before the target and its exit status is lost."""
+
+
+class Nsys(Collector):
+    """Runs the target under `nsys profile` (with a window: `nsys launch`, `start`, `stop`) and exports to SQLite."""
+
+    use: Literal["nsys"] = "nsys"
+    trace: tuple[Trace, ...] | None = Field(
+        None,
+        min_length=1,
+        description="what to trace; default: cuda, nvtx, osrt, cudnn, cublas, and osrt, nvtx where there is no GPU",
+    )
+    range: str | None = Field(
+        None,
+        min_length=1,
+        description="record only inside this NVTX range: `name`, `name@domain` or `name@*`; it opens about 0.1 s late",
+    )
+    sample: Literal["none", "process-tree"] = Field(
+        "none", description="CPU samples; without a GPU nsys often hangs when it takes them"
+    )
+    flush: Duration = Field(120.0, description="how long nsys may take to write its data after the target has ended")
+
+    probe: ClassVar[ToolProbe | None] = ToolProbe(
+        name="nsys",
+        help_args=("profile", "--help"),
+        features=(
+            *((flag, rf"--{flag}[=\s]") for flag in _FLAGS),
+            *((f"trace={t}", rf"--trace=(?:(?!Select the API)[\s\S])*?'{t}'") for t in get_args(Trace)),
+        ),
+        places=(
+            "/opt/nvidia/nsight-systems/*/target-linux-*/nsys",
+            "/opt/nvidia/hpc_sdk/Linux_*/*/profilers/Nsight_Systems/bin/nsys",
+            "/usr/local/cuda-*/bin/nsys",
+            "/usr/lib/nsight-systems/bin/nsys",
+        ),
+        install="apt-get install nsight-systems (Debian: non-free), or https://developer.nvidia.com/nsight-systems",
+    )
+    claims: ClassVar[frozenset[str]] = frozenset({"cupti"})
+    purpose: ClassVar[str] = "CUDA calls, kernels, copies, NVTX ranges, operating-system calls, on one timeline"
+    slowdown: ClassVar[float] = 1.5
+    raw_bytes: ClassVar[int] = 32 << 20
+    can_attach: ClassVar[bool] = False
+
+    def checks(self, machine: Machine) -> list[Check]:
+        """The tool, what it can trace here, and the importer without which some installations leave no report."""
+        found = super().checks(machine)
+        tool = self.tool(machine)
+        if tool.path is None:
+            return found
+        if not machine.gpus:
+            found.append(
+                Check("nsys", "ok", f"no NVIDIA GPU here: {', '.join(self.traces(False, tool))} can be traced")
+            )
+        unknown = [t for t in self.trace or () if not _offers(tool, t)]
+        if unknown:
+            found.append(Check("nsys", "warn", f"nsys {tool.version} can't trace {', '.join(unknown)}: left out"))
+        if importer(tool.path) is None:
+            message = f"no {_IMPORTER} near {tool.path}: a report that nsys leaves as .qdstrm can't be converted"
+            found.append(Check("nsys", "warn", message, "install the whole Nsight Systems package"))
+        return found
+
+    def traces(self, gpu: bool, tool: Tool) -> tuple[Trace, ...]:
+        """What will be traced: as asked, or what can work; only what this version offers."""
+        wanted = self.trace or (WITH_GPU if gpu else WITHOUT_GPU)
+        return tuple(t for t in wanted if _offers(tool, t)) or ("none",)
+
+    def launch(self, job: Job) -> Launch:
+        nsys = job.tool.path or "nsys"
+        traces = self.traces(bool(job.facts.get("gpus")), job.tool)
+        session = f"profrun-{zlib.crc32(job.dir.encode()):08x}"
+        target = _known(job.tool, {
+            "session-new": session,
+            "trace": ",".join(traces),
+            "nvtx-capture": self.range,
+            "wait": "primary",
+            "show-output": "true",
+        })  # fmt: skip
+        record = _known(job.tool, {
+            "sample": self.sample,
+            "cpuctxsw": self.sample,
+            "output": f"{job.dir}/report",
+            "force-overwrite": "true",
+            "stop-on-exit": "true",
+            "capture-range": self.range and "nvtx",
+            "capture-range-end": self.range and "stop",
+        })  # fmt: skip
+        if job.window:
+            wrap, beside = (nsys, "launch", *target), _window(job, nsys, session, record, self.flush)
+        else:
+            wrap, beside = (nsys, "profile", *target, *record, *_known(job.tool, {"kill": "none"})), ()
+        left_out = [t for t in self.trace or () if t not in traces]
+        return Launch(
+            wrap=Wrap(wrap, order=10),
+            # without it nsys opens ranges only for names that the program has registered
+            child=Child({"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"} if self.range else {}),
+            beside=beside,
+            after=_after(nsys, job.dir),
+            artifacts=ARTIFACTS,
+            signs=self._signs(),
+            notes=(f"nsys {job.tool.version} can't trace {', '.join(left_out)}",) if left_out else (),
+        )
+
+    def _signs(self) -> tuple[Sign, ...]:
+        what = f"the NVTX range {self.range} never opened" if self.range else "its recording never began"
+        nothing = f"nsys left no report: {what}".replace("{", "{{").replace("}", "}}")
+        return (*SIGNS, Sign(r"No reports were generated|Generated:\s*\Z", "tool_failed", nothing), HANG)
+
+    def parse(self, capture: Capture) -> Parsed:
+        """The canonical tables of the SQLite export; `empty` when nothing that was traced happened."""
+        from orchestrator.formats import nsys
+
+        path = capture.path("sqlite")
+        if path is None:
+            raise ParseError("there is no SQLite export of the report")
+        content = nsys.read(path)
+        if content.tables:
+            return Parsed(content.tables, content.notes)
+        return Parsed((), content.notes, "empty", "nsys recorded no event of what was traced")
+
+
+ARTIFACTS = (
+    Expect("report", "report.nsys-rep", "nsys-rep", holds_env=True),
+    Expect("sqlite", "report.sqlite", "sqlite", holds_env=True, derived_from="report"),
+    Expect("qdstrm", "report.qdstrm", "qdstrm", required=False, holds_env=True),
+)
+
+SIGNS = (
+    Sign(r"(?:Program not found: |No such file or directory: )(.+)", "tool_failed", "nsys could not start {0}"),
+    Sign(r"(?m)^Not executable$", "tool_failed", "nsys could not start the target: it is not executable"),
+    Sign(r"unrecognised option '([^']+)'", "tool_failed", "this version of nsys has no option {0}"),
+    Sign(r"Illegal (--\S+) argument[: ]+'?([^'\n]+)", "tool_failed", "this version of nsys refuses {0} {1}"),
+    Sign(r"Agent launcher failed", "tool_failed", "nsys could not start its agent: TMPDIR must exist and be writable"),
+    Sign(
+        r"Failed to create '[^']*': ([^\n.]+)", "tool_failed", "nsys could not write its report: {0}; it is in TMPDIR"
+    ),
+    Sign(r"(No space left on device|database or disk is full|Invalid truncate size)", "tool_failed", "disk full: {0}"),
+    Sign(r"Version number is invalid: (\S+)", "unreadable", "the report is of a newer nsys ({0}) than the one here"),
+    Sign(r"Qdstrm file is incomplete", "tool_failed", "nsys was ended before it had written its data"),
+    Sign(r"FATAL ERROR: .*", "tool_failed", "nsys crashed while it wrote its report"),
+)
+"""What nsys 2022.4 prints when it fails; its exit status is 1 in most of these cases, and 0 in some."""
+
+HANG = Sign(
+    r"Generating '[^']+'(?![\s\S]*Generated:)",
+    "tool_failed",
+    "nsys hung while it wrote its report and was ended; `retry: true` in the plan's target starts such a pass again",
+)
+
+
+def importer(nsys: str) -> Path | None:
+    """The program that turns .qdstrm into a report: beside nsys, or where distributions put it (nsys does not look there)."""
+    home = Path(nsys).resolve().parent
+    found = [path for pattern in _IMPORTER_PLACES for path in sorted(home.glob(pattern))]
+    return next(iter(found), None) or next(iter(sorted(Path("/").glob(_SYSTEM_IMPORTERS))), None)
+
+
+def _offers(tool: Tool, trace: Trace) -> bool:
+    """Whether this version can trace it; when its help could not be understood, everything is tried."""
+    understood = any(feature.startswith("trace=") for feature in tool.features)
+    return not understood or f"trace={trace}" in tool.features
+
+
+def _known(tool: Tool, options: dict[str, str | None]) -> tuple[str, ...]:
+    """The options that have a value and that this version has, as --name=value."""
+    return tuple(f"--{name}={value}" for name, value in options.items() if value and name in tool.features)
+
+
+def _window(job: Job, nsys: str, session: str, record: tuple[str, ...], flush_s: float) -> tuple[Beside, ...]:
+    """Starts and stops the recording. Sessions are found through TMPDIR, so it must have the target's."""
+    tmpdir = job.target.env.get("TMPDIR")
+    env = ("env", f"TMPDIR={tmpdir}") if tmpdir else ("env", "-u", "TMPDIR")
+    return (Beside((*env, "sh", "-c", _WINDOW, nsys, session, *record), when="window", grace_s=flush_s),)
+
+
+def _after(nsys: str, directory: str) -> tuple[After, ...]:
+    """Converts what a missing importer left behind, then exports this run's report."""
+    raw, report, sqlite = (f"{directory}/report.{end}" for end in ("qdstrm", "nsys-rep", "sqlite"))
+    tool = importer(nsys)
+    convert = After((str(tool), "-i", raw, "-o", report), "report.nsys-rep", when_missing="report.nsys-rep")
+    export = (nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "--output", sqlite, report)
+    return (*((convert,) if tool else ()), After(export, "report.sqlite"))

@@ -1,0 +1,356 @@
+"""py-spy: where the Python code of a process tree spends its time, by sampling it from outside."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from orchestrator import lives
+from orchestrator.collectors.base import Collector, Parsed
+from orchestrator.errors import ParseError
+from orchestrator.formats import pyspy
+from orchestrator.formats.stacks import Row, functions_table, stacks_table
+from orchestrator.model import Beside, Capture, Check, Expect, Job, Launch, Sign, Status, ToolProbe, When
+from orchestrator.units import Duration, Frequency, frequency, show_duration
+
+if TYPE_CHECKING:
+    from orchestrator.machine import Machine
+
+ENOUGH = 0.8
+"""A capture with less than this share of the samples asked for is degraded."""
+WAITING = 0.1
+"""A target that used less than this share of its time on processors was mostly waiting."""
+_JUDGED_FROM_SAMPLES = 50
+"""The time between two samples is random: fewer samples say little about the rate that was reached."""
+
+
+class PySpy(Collector):
+    """Samples every Python process of the target with py-spy, attached from outside: the target stays its own master.
+
+    The main capture is a chrome trace with idle threads, from which all else is derived. With `idle: false` py-spy's
+    trace has wrong times, so raw stacks are taken instead: those of threads on a processor."""
+
+    use: Literal["py-spy"] = "py-spy"
+    rate: Frequency = Field(100.0, description="samples a second of each thread, a whole number")
+    subprocesses: bool = Field(True, description="also the Python processes that the target starts")
+    native: bool = Field(False, description="also the frames of compiled extensions; slower")
+    nonblocking: bool = Field(False, description="don't stop the target for a sample: less overhead, some wrong stacks")
+    idle: bool = Field(True, description="also threads that wait")
+    threads: bool = Field(True, description="tell the threads apart")
+    gil: bool = Field(False, description="a second capture beside: which thread holds Python's lock (GIL), where")
+    duration: Duration | None = Field(None, description="stop sampling after so many seconds; the target goes on")
+
+    probe: ClassVar[ToolProbe | None] = ToolProbe(
+        "py-spy",
+        help_args=("record", "--help"),
+        features=(("chrometrace", "chrometrace"), ("nonblocking", "--nonblocking"), ("gil", "--gil")),
+        install="pip install py-spy",
+    )
+    purpose: ClassVar[str] = "where Python code spends its time, waiting included, by function, thread and process"
+    slowdown: ClassVar[float] = 1.05
+    raw_bytes: ClassVar[int] = 4 << 20
+
+    @field_validator("rate", "duration")
+    @classmethod
+    def _whole(cls, value: float | None) -> float | None:
+        if value is not None and (value < 1 or value != int(value)):
+            raise ValueError("py-spy takes whole numbers from 1")
+        return value
+
+    @model_validator(mode="after")
+    def _possible(self) -> PySpy:
+        if self.native and self.nonblocking:
+            raise ValueError(
+                "native and nonblocking exclude each other: py-spy can walk native stacks only while the target is stopped"
+            )
+        return self
+
+    # ------------------------------------------------------------ before
+
+    def checks(self, machine: Machine) -> list[Check]:
+        found = super().checks(machine)
+        tool = self.tool(machine)
+        if tool.path is None:
+            return found
+        if "chrometrace" not in tool.features:
+            wanted = f"py-spy {tool.version or ''} has no `--format chrometrace`"
+            return [Check(self.use, "missing", wanted, "pip install --upgrade py-spy")]
+        permission = machine.ptrace()
+        if not permission.allowed:
+            return [Check(self.use, "blocked", permission.why, permission.fix)]
+        return found
+
+    def launch(self, job: Job) -> Launch:
+        when: When = "start" if job.pids else "window" if job.window else "python"
+        besides = tuple(
+            Beside(tuple(word.replace("{pid}", str(pid)) if pid else word for word in argv), when, signal="SIGINT")
+            for pid in job.pids or (None,)
+            for argv in self._argvs(job)
+        )
+        shared = self._beside_a_tracer(job) and not self.nonblocking
+        return Launch(
+            beside=besides,
+            artifacts=(
+                Expect("profile", "profile.*", "chrometrace" if self.idle else "folded"),
+                Expect("gil", "gil.*", "folded", required=False),
+                Expect("log", "*.log", "text", required=False),
+            ),
+            signs=_signs(when, job),
+            notes=("beside strace it samples without stopping the target: some stacks may be wrong",) if shared else (),
+        )
+
+    def _argvs(self, job: Job) -> Iterator[tuple[str, ...]]:
+        """py-spy, whoever tells when threads ended, and the second py-spy if it is wanted."""
+        nonblocking = self.nonblocking or self._beside_a_tracer(job)
+        modes = (("--native", self.native), ("--nonblocking", nonblocking), ("--idle", self.idle))
+        chosen = tuple(word for word, wanted in modes if wanted)
+        if self.idle:
+            yield self._argv(job, "chrometrace", f"{job.dir}/profile.{{n}}.json", *chosen)
+        else:
+            yield self._argv(job, "raw", f"{job.dir}/profile.{{n}}.txt", "--full-filenames", *chosen)
+        yield (sys.executable, "-I", "-S", lives.__file__, "{pid}")
+        if self.gil:
+            modes_of_gil = ("--full-filenames", "--gil", "--nonblocking")
+            yield self._argv(job, "raw", f"{job.dir}/gil.{{n}}.txt", *modes_of_gil)
+
+    def _argv(self, job: Job, form: str, output: str, *modes: str) -> tuple[str, ...]:
+        spy = ("env", f"RUST_LOG={pyspy.VERBOSE}", job.tool.path or "py-spy", "record", "--pid", "{pid}")
+        tree = (("--subprocesses",) if self.subprocesses else ()) + (("--threads",) if self.threads else ())
+        limit = ("--duration", str(int(self.duration))) if self.duration else ()
+        return (*spy, "--rate", str(int(self.rate)), *tree, *modes, *limit, "--format", form, "--output", output)
+
+    def _beside_a_tracer(self, job: Job) -> bool:
+        """A process has one tracer: where strace holds it, py-spy can only read the memory."""
+        return not self.native and any(name.startswith("strace") for name in job.partners)
+
+    # ------------------------------------------------------------ after
+
+    def parse(self, capture: Capture) -> Parsed:
+        options = {"rate": self.rate, "idle": self.idle, **capture.options}
+        rate_hz, idle = frequency(options["rate"]), bool(options["idle"])
+        reading = _Reading(rate_hz, _Logs.read(capture.paths("log")))
+        reading.take(capture.paths("profile"), "wall" if idle else "cpu")
+        main = tuple(reading.rows)
+        reading.take(capture.paths("gil"), "gil")
+        quality = _Quality(reading, main, idle, capture)
+        status, reason = quality.verdict()
+        tables = (stacks_table(reading.rows, rate_hz), functions_table(reading.rows, rate_hz)) if main else ()
+        return Parsed(tables, tuple(quality.notes()), status, reason)
+
+
+def _signs(when: When, job: Job) -> tuple[Sign, ...]:
+    """What py-spy's messages mean when it has left no file, the most telling first."""
+    version = job.tool.version or "of this version"
+    blind = (
+        f"py-spy {version} does not recognise this Python: it reads CPython, and new versions of it only when updated"
+    )
+    gone, none = "the target ended before py-spy could attach to it", "no Python process was found in the target"
+    known = when == "python"  # profrun itself has seen that it is Python
+    return (
+        Sign(
+            r"is traced by \d+ \((.+)\)",
+            "blocked",
+            "{0} traces the target, and a process has one tracer at a time: set nonblocking: true, or leave {0} out",
+        ),
+        Sign(r"Permission [Dd]enied", "blocked", f"not allowed to look into the target: {_fix(job, other_user=True)}"),
+        Sign(
+            r"Failed to suspend process", "blocked", f"not allowed to trace the target: {_fix(job, other_user=False)}"
+        ),
+        Sign(r"Unsupported version of Python: (\S+)", "tool_failed", f"{blind} (Python {{0}})"),
+        Sign(r"Failed to find python version", "tool_failed" if known else "empty", blind if known else none),
+        Sign(r"Failed to get process executable name|No such process|No python processes found", "empty", gone),
+        Sign(r"(?m)^error: (.+)", "tool_failed", f"py-spy {version} refused its options: {{0}}"),
+        Sign(r"(?m)^Error: (.+)", "tool_failed", "py-spy failed: {0}"),
+        Sign(r"\A\s*\Z", "empty", none),
+    )
+
+
+def _fix(job: Job, other_user: bool) -> str:
+    """The one step that applies here; root is not told to become root."""
+    root, yama = os.geteuid() == 0, job.facts.get("yama_ptrace_scope") or 0
+    if root or job.facts.get("container"):
+        return "start the container with --cap-add SYS_PTRACE, or leave the sandbox that filters ptrace"
+    if other_user:
+        return "run profrun as the user who owns it, or as root"
+    if yama and job.pids:
+        return "let profrun start it, or run `sudo sysctl kernel.yama.ptrace_scope=0`"
+    return "run profrun as root"
+
+
+# ---------------------------------------------------------------- reading
+
+
+def _serial(path: Path) -> int:
+    """The number that profrun gave a helper, and so its files: profile.3.json, 3.stderr.log; the first one's logs have none."""
+    found = re.search(r"\d+", path.name)
+    return int(found[0]) if found else 0
+
+
+@dataclass(frozen=True)
+class _Logs:
+    """What py-spy said, by serial number, and what was seen of the lives of the target's threads."""
+
+    spies: Mapping[int, pyspy.Log]
+    died_ns: Mapping[tuple[int, int], int]
+    """By (pid, tid), ns since the Unix epoch."""
+    cpu_ns: int | None
+    """CPU time of the watched processes, and how long they were seen, in sum."""
+    seen_ns: int
+
+    @classmethod
+    def read(cls, paths: Iterable[Path]) -> _Logs:
+        texts: dict[int, str] = {}
+        for path in paths:
+            texts[_serial(path)] = texts.get(_serial(path), "") + path.read_text(errors="replace")
+        told = "".join(texts.values())
+        died = re.findall(r"^died (\d+) (\d+) (\d+)$", told, re.M)
+        cpu = re.findall(r"^cpu \d+ (\d+) (\d+)$", told, re.M)
+        return cls(
+            spies={serial: pyspy.read_log(text) for serial, text in texts.items()},
+            died_ns={(int(pid), int(tid)): int(ns) for pid, tid, ns in died},
+            cpu_ns=sum(int(used) for used, _ in cpu) if cpu else None,
+            seen_ns=sum(int(seen) for _, seen in cpu),
+        )
+
+    def ended_ns(self, serial: int) -> dict[tuple[int, int], int]:
+        """When threads and (as thread 0) processes ended, in ns since the start of that py-spy's trace."""
+        spy = self.spies.get(serial, pyspy.Log())
+        if spy.started_ns is None:
+            return {}
+        ends = {**self.died_ns, **{(pid, 0): ns for pid, ns in spy.ended_ns.items()}}
+        return {thread: ns - spy.started_ns for thread, ns in ends.items()}
+
+
+@dataclass
+class _Reading:
+    """The rows of a capture's files, and what was wrong with them."""
+
+    rate_hz: float
+    logs: _Logs
+    rows: list[Row] = field(default_factory=list)
+    damages: list[str] = field(default_factory=list)
+
+    def take(self, paths: Iterable[Path], kind: str) -> None:
+        """Adds the files of one kind. One that can't be read is a damage, as the others may still tell something."""
+        period_ns = round(1e9 / self.rate_hz)
+        for path in paths:
+            try:
+                profile = pyspy.read(path, period_ns, self.logs.ended_ns(_serial(path)))
+            except ParseError as error:
+                self.damages.append(str(error))
+                continue
+            self.damages += [profile.damage] if profile.damage else []
+            scale_ns = 1 if path.suffix == ".json" else period_ns
+            names = pyspy.thread_names(stack.thread for stack in profile.stacks)
+            for thread, frames, weight in profile.stacks:
+                name = names.get((thread.pid, thread.tid)) if thread.tid is not None else None
+                self.rows.append(Row(thread.pid, thread.process, name, kind, frames, weight * scale_ns))
+
+
+# ---------------------------------------------------------------- judging
+
+
+@dataclass(frozen=True)
+class _Quality:
+    """How good the samples are: what was asked for, what was reached, what is missing."""
+
+    reading: _Reading
+    main: tuple[Row, ...]
+    """The rows of the main capture, without those of `gil`."""
+    idle: bool
+    capture: Capture
+
+    @property
+    def rate_hz(self) -> float:
+        return self.reading.rate_hz
+
+    def _spies(self) -> list[pyspy.Log]:
+        serials = {_serial(path) for path in self.capture.paths("profile")}
+        return [log for serial, log in self.reading.logs.spies.items() if serial in serials]
+
+    def errors(self) -> int:
+        return sum(log.errors or 0 for log in self._spies())
+
+    def reached_hz(self) -> float | None:
+        """Samples a second of a thread; None where that can't be told: threads that wait were left out, or there are few."""
+        spies, seconds = self._spies(), sum(row.weight_ns for row in self.main) / 1e9
+        samples = [log.samples for log in spies if log.samples is not None]
+        if not self.idle or len(samples) != len(spies) or not spies or seconds * self.rate_hz < _JUDGED_FROM_SAMPLES:
+            return None
+        return sum(samples) / seconds
+
+    def verdict(self) -> tuple[Status | None, str | None]:
+        """The status and its reason, where they are not simply ok. Raises ParseError when no file could be read."""
+        if not self.main:
+            return self._nothing()
+        reached_hz = self.reached_hz()
+        if reached_hz is not None and reached_hz < ENOUGH * self.rate_hz:
+            failed = f"; {self.errors()} more could not be read" if self.errors() else ""
+            advice = "the process may have replaced its program (exec)" if failed else "ask for a lower rate"
+            return "degraded", f"{reached_hz:.3g} of {self.rate_hz:g} samples a second were taken{failed}: {advice}"
+        if self.reading.damages:
+            return "degraded", "; ".join(self.reading.damages)
+        return None, None
+
+    def _nothing(self) -> tuple[Status, str]:
+        run = self.capture.run
+        ran = f"target ran {show_duration(run.wall_s)}" if run else "target ended"
+        if self.reading.damages:
+            raise ParseError("; ".join(self.reading.damages))
+        if self.errors():
+            return (
+                "tool_failed",
+                f"none of {self.errors()} samples could be read: the process has replaced its program (exec)",
+            )
+        if not self.idle:
+            return "empty", f"{ran}, no thread of it on a processor at a sample: use idle: true to see where it waits"
+        return "empty", f"{ran}: too short for a sample"
+
+    def notes(self) -> Iterator[str]:
+        reached_hz, errors = self.reached_hz(), self.errors()
+        if reached_hz is not None:
+            yield f"asked for {self.rate_hz:g} samples a second of each thread, reached {reached_hz:.3g}"
+        if errors:
+            yield f"{errors} samples could not be read"
+        behind_s = max((log.behind_s or 0 for log in self._spies()), default=0)
+        if behind_s:
+            yield f"py-spy was up to {show_duration(behind_s)} behind; the target was held up as well"
+        yield from self._processes()
+        yield from self._waiting()
+
+    def _processes(self) -> Iterator[str]:
+        profiled = {row.pid for row in self.main if row.pid is not None}
+        failed = {pid: why for log in self._spies() for pid, why in log.failed.items() if pid not in profiled}
+        missed = {pid: why for pid, why in failed.items() if not why.startswith(_NOT_PYTHON)}
+        if profiled or missed:
+            reasons = "".join(f"; {pid}: {why}" for pid, why in sorted(missed.items())[:5])
+            yield f"{len(profiled) + len(missed)} Python processes seen, {len(profiled)} profiled{reasons}"
+
+    def _waiting(self) -> Iterator[str]:
+        share = self._cpu_share()
+        if share is None or share >= WAITING or not self.main:
+            return
+        seconds = self.reading.logs.seen_ns / 1e9 or (self.capture.run.wall_s if self.capture.run else 0)
+        expected = round(seconds * self.rate_hz)
+        advice = "the stacks show where it waits" if self.idle else "use idle: true to see where"
+        yield f"target was mostly waiting: on a processor in about {round(share * expected)} of {expected} samples; {advice}"
+
+    def _cpu_share(self) -> float | None:
+        """CPU time over the time that the processes lived, of the Python processes seen, else of the run."""
+        logs, run = self.reading.logs, self.capture.run
+        if logs.cpu_ns is not None and logs.seen_ns:
+            return logs.cpu_ns / logs.seen_ns
+        if run is None or run.user_s is None or run.sys_s is None or not run.wall_s:
+            return None
+        return (run.user_s + run.sys_s) / run.wall_s
+
+
+_NOT_PYTHON = ("Failed to find python version", "Failed to get process executable name", "No such process")
+"""Why a process could not be read that is no Python, or had ended: neither is missing from the profile."""

@@ -1,0 +1,456 @@
+"""strace's two outputs as canonical tables: the summary of `-c`, and the log of calls, read as a stream.
+
+The layouts follow strace's own sources (count.c, syscall.c, strace.c; versions 4 to 6) and recordings of each.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from orchestrator.errors import ParseError
+from orchestrator.tables import Table
+
+# ---------------------------------------------------------------------------------------------------------- classes
+
+_MEMBERS = {
+    "file": """access acct chdir chmod chown chown32 chroot creat execve execveat faccessat faccessat2 fanotify_mark fchmodat
+        fchmodat2 fchownat file_getattr file_setattr fsconfig fspick fstatat64 futimesat getcwd getxattr getxattrat
+        inotify_add_watch lchown lchown32 lgetxattr link linkat listxattr listxattrat llistxattr lremovexattr lsetxattr lstat
+        lstat64 mkdir mkdirat mknod mknodat mount mount_setattr move_mount name_to_handle_at newfstatat oldlstat oldstat open
+        open_tree open_tree_attr openat openat2 pivot_root quotactl readlink readlinkat removexattr removexattrat rename
+        renameat renameat2 rmdir setxattr setxattrat stat stat64 statfs statfs64 statx swapoff swapon symlink symlinkat
+        truncate truncate64 umount umount2 unlink unlinkat uselib utime utimensat utimensat_time64 utimes""",
+    "network": """accept accept4 bind connect getpeername getpmsg getsockname getsockopt listen putpmsg recv recvfrom recvmmsg
+        recvmmsg_time64 recvmsg send sendfile sendfile64 sendmmsg sendmsg sendto setsockopt shutdown socket socketpair""",
+    "process": """clone clone3 exit exit_group fork kill pidfd_send_signal rt_sigqueueinfo rt_tgsigqueueinfo tgkill tkill
+        vfork wait4 waitid waitpid""",
+    "memory": """break brk get_mempolicy io_destroy io_setup io_uring_register madvise map_shadow_stack mbind migrate_pages
+        mincore mlock mlock2 mlockall mmap mmap2 move_pages mprotect mremap mseal msync munlock munlockall munmap
+        pkey_mprotect remap_file_pages set_mempolicy set_mempolicy_home_node shmat shmdt""",
+    "desc": """_llseek _newselect bpf cachestat close copy_file_range dup dup2 dup3 epoll_create epoll_create1 epoll_ctl
+        epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 fadvise64 fadvise64_64 fallocate fanotify_init fchdir fchmod
+        fchown fchown32 fcntl fcntl64 fdatasync fgetxattr finit_module flistxattr flock fremovexattr fsetxattr fsmount fsopen
+        fstat fstat64 fstatfs fstatfs64 fsync ftruncate ftruncate64 getdents getdents64 inotify_init inotify_init1
+        inotify_rm_watch io_uring_enter io_uring_setup ioctl kexec_file_load landlock_add_rule landlock_create_ruleset
+        landlock_restrict_self lseek memfd_create memfd_secret mq_getsetattr mq_notify mq_open mq_timedreceive
+        mq_timedreceive_time64 mq_timedsend mq_timedsend_time64 oldfstat open_by_handle_at perf_event_open pidfd_getfd
+        pidfd_open pipe pipe2 poll ppoll ppoll_time64 pread64 preadv preadv2 process_madvise process_mrelease pselect6
+        pselect6_time64 pwrite64 pwritev pwritev2 quotactl_fd read readahead readdir readv select setns signalfd signalfd4
+        socketcall splice sync_file_range sync_file_range2 syncfs tee timerfd_create timerfd_gettime timerfd_gettime64
+        timerfd_settime timerfd_settime64 userfaultfd vmsplice write writev""",
+    "futex": "futex futex_requeue futex_time64 futex_wait futex_waitv futex_wake",
+}
+"""strace's own classes, found by running every call of the x86-64 and i386 tables (each refused by a seccomp filter) under
+`strace -e trace=%CLASS` 6.1, and the flags of the calls that came later, from strace 6.16's syscallent-common.h. strace has no
+class futex: it is the futex family. A call of several classes stands in the first."""
+
+_CLASSES = {name: kind for kind, names in _MEMBERS.items() for name in names.split()}
+
+
+def syscall_class(name: str) -> str:
+    """file, network, process, memory, desc or futex, in that order of precedence; `other` for the rest."""
+    return _CLASSES.get(name, "other")
+
+
+# ---------------------------------------------------------------------------------------------------------- summary
+
+_SECONDS = r"\d{1,9}\.\d{6}"
+_WHOLE = r"\d{1,15}"
+_COLUMNS = {
+    "% time": r"\d+\.\d\d|-?nan",
+    "seconds": _SECONDS,
+    "shortest": _SECONDS,
+    "longest": _SECONDS,
+    "wall-total": _SECONDS,
+    "wall-min": _SECONDS,
+    "wall-max": _SECONDS,
+    "usecs/call": _WHOLE,
+    "wall-avg": _WHOLE,
+    "calls": _WHOLE,
+    "errors": _WHOLE,
+    "syscall": r"[A-Za-z_]\w*",
+}
+_COLUMN = "|".join(_COLUMNS)
+_HEADER = re.compile(rf"\s*(?:(?:{_COLUMN})\s*)+")
+_RULER_OR_TITLE = re.compile(r"[-\s]*|System call usage summary for .*")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What `strace -c` printed. `complete`: the total at its end is there and agrees with the rows."""
+
+    syscalls: Table
+    complete: bool
+
+
+def read_summary(path: Path, time: str = "wall") -> Summary:
+    """The table `syscalls` of a `-c` summary, or of the one at the end of a `-C` log; no thread, no process.
+
+    Takes every order and choice of columns (`-U`), old and new totals, and one table per personality. `time` (wall or system) is
+    what `-w` decided: the file doesn't say. Times are given in us there. Raises ParseError for anything else.
+    """
+    reader = _SummaryReader()
+    with _opened(path) as file:
+        while text := file.readline(1 << 16):
+            reader.line(text.decode("utf-8", "replace").rstrip("\n"))
+    if reader.row is None:
+        raise ParseError(f"{path.name} is no strace summary: it has no header line")
+    if "calls" not in reader.row.groupindex:
+        raise ParseError(f"{path.name} is a strace summary without the column `calls`")
+    return Summary(reader.table(time), reader.complete)
+
+
+class _SummaryReader:
+    """`row` is the pattern of a row, made from the latest header."""
+
+    def __init__(self) -> None:
+        self.row: re.Pattern[str] | None = None
+        self.complete = True
+        self.dropped = 0
+        self._calls: dict[str, list[int | None]] = {}
+        self._sum = 0
+        self._open = False
+
+    def line(self, text: str) -> None:
+        if _is_header(text):
+            self.row, self._open, self._sum, self.complete = _row_pattern(text), True, 0, False
+        elif self._open and self.row and not _RULER_OR_TITLE.fullmatch(text):
+            if re.search(r"\btotal\b", text):
+                self._open = False
+                self.complete = self._sum in map(int, re.findall(rf"(?<!\S){_WHOLE}(?!\S)", text))
+            elif match := self.row.fullmatch(text):
+                self._add(match.groupdict())
+            else:
+                self.dropped += 1
+
+    def _add(self, row: dict[str, str | None]) -> None:
+        """One row; the same call may stand in the tables of two personalities."""
+        calls, errors = int(row.get("calls") or 0), int(row.get("errors") or 0) if "errors" in row else None
+        new = [calls, errors, *(_microseconds(row.get(column)) for column in ("seconds", "shortest", "longest"))]
+        name = str(row["syscall"])
+        old = self._calls.get(name)
+        self._calls[name] = new if old is None else _merged(old, new)
+        self._sum += calls
+
+    def table(self, time: str) -> Table:
+        rows = (
+            (None, None, name, syscall_class(name), count, errors, total, _mean(total, count), shortest, longest, time)
+            for name, (count, errors, total, shortest, longest) in self._calls.items()
+        )
+        return Table.of("syscalls", rows, dropped=self.dropped)
+
+
+def _is_header(text: str) -> bool:
+    return "syscall" in text and _HEADER.fullmatch(text) is not None
+
+
+def _row_pattern(header: str) -> re.Pattern[str]:
+    """A row of that table. Only `errors` may be blank, so the number of integers tells whether it is. A decimal ends after its last
+    digit, whether or not a blank follows."""
+    pattern, gap = r"\s*", ""
+    for column in re.findall(_COLUMN, header):
+        group = f"{gap}(?P<{re.sub(r'[^a-z]', '', column)}>{_COLUMNS[column]})"
+        pattern += f"(?:{group})?" if column == "errors" else group
+        gap = r"\s*" if _COLUMNS[column] == _SECONDS or column == "% time" else r"\s+"
+    return re.compile(pattern + r"\s*")
+
+
+def _microseconds(text: str | None) -> int | None:
+    return None if text is None else int(text.replace(".", "")) * 1000
+
+
+def _mean(total: int | None, count: int | None) -> float | None:
+    return total / count if total is not None and count else None
+
+
+def _merged(old: list[int | None], new: list[int | None]) -> list[int | None]:
+    """Two rows of one call: count, errors, total, shortest, longest."""
+    pairs = [None if a is None or b is None else (a, b) for a, b in zip(old, new, strict=True)]
+    return [pair and rule(pair) for rule, pair in zip((sum, sum, sum, min, max), pairs, strict=True)]
+
+
+# ------------------------------------------------------------------------------------------------------------- log
+
+_BLOCK_BYTES = 1 << 20
+_LONGEST_LINE = 1 << 26
+
+_HEAD = re.compile(
+    rb"\s*(?:\[pid\s+(\d{1,9})(?:<[^>]*>)?\]\s+|(\d{1,9})(?:<[^>]*>)?\s+(?=\S))?"  # [pid 12], 12, 12<comm>
+    rb"(\d\d:\d\d:\d\d(?:\.\d{1,9})?|\d{1,12}\.\d{1,9}|\d{10,12})?\s*"  # -t and -tt, -r and -ttt, -ttt without a fraction
+    rb"(?:\(\+\s*\d+\.\d+\)\s*)?(?:\[\s*[0-9a-f?]+\]\s*)*"  # -r beside another stamp; -n, -i
+)
+_CALL = re.compile(rb"([A-Za-z_]\w*|\?{3,4})\(")
+_RESUMED = re.compile(rb"<\.\.\. (\w+|\?{3,4}) resumed>")
+_ENDED = re.compile(rb"\+\+\+ (?:exited with|killed by|superseded by execve in pid (\d{1,9})) ?.*\+\+\+")
+_ASIDE = re.compile(
+    rb"--- .* ---|strace: .*|Process \d+ (?:attached|detached|resumed|suspended).*|\[ Process PID=.* \]|\s*[|>] .*|\s*"
+)
+_CALL_END = re.compile(rb'"(?:[^"\\]|\\.)*"|\d<[^<>]*(?:->[^<>]*)*(?:<[^<>]*>)?>|(\)\s+= )|(\)=\s)', re.DOTALL)
+_RESULT = re.compile(rb"(.*?)\s*(?:<(\d{1,7}\.\d{1,9})>)?", re.DOTALL)
+_FAILED = re.compile(rb"(?:-1|\?) (?:E[A-Z0-9]|\(errno )")
+
+_FD = re.compile(
+    rb"\d+<(/[^<>]*|[^</>][^<>\[]*(?:\[(?:->|[^<>])*?\](?=>))?)(?:<[^<>]*>)?>(?:\(deleted\))?"
+)  # 3</path>, 3</dev/null<char 1:3>>, 3<pipe:[7]>, 3<TCP:[a->b]>; strace writes < and > inside a path as \74 and \76
+_STRING = rb'"((?:[^"\\]|\\.)*)"'
+_NAMED = re.compile(_STRING, re.DOTALL)
+_NAMED_AT = re.compile(rb"(?:(?:AT_FDCWD|\d+)(?:<([^<>]*)>)?, )?" + _STRING, re.DOTALL)
+
+_NEW_TASK = frozenset((b"clone", b"clone3", b"fork", b"vfork"))
+_OPEN = frozenset((b"open", b"creat", b"openat", b"openat2"))
+_AT = frozenset(
+    b"newfstatat fstatat64 statx faccessat faccessat2 unlinkat mkdirat mknodat fchmodat fchmodat2 fchownat linkat renameat "
+    b"renameat2 readlinkat utimensat utimensat_time64 futimesat execveat name_to_handle_at open_tree".split()
+)
+_MOVES_BYTES = frozenset(
+    b"read pread64 readv preadv preadv2 write pwrite64 writev pwritev pwritev2 recv recvfrom recvmsg send sendto sendmsg "
+    b"sendfile sendfile64 splice tee vmsplice copy_file_range".split()
+)
+
+# Where a call names its file: nowhere, by descriptor, by descriptor or name, by directory and name, by its result or those.
+_NOWHERE, _BY_FD, _BY_NAME, _BY_DIR_AND_NAME, _BY_RESULT = range(5)
+
+# A tally is a list, for speed: how often, failures, ns in all, shortest, longest, where its file stands, whether it moves bytes.
+_COUNT, _ERRORS, _TOTAL, _MIN, _MAX, _WHERE, _MOVES = range(7)
+_Tally = list[Any]
+_Place = dict[bytes, list[Any]]
+"""What happened to one file, by call: count, errors, ns, bytes (None where the call moves none)."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a log says. Its tables count the calls that returned, as `strace -c` does."""
+
+    syscalls: Table
+    paths: Table
+    events: Table
+    """The slowest calls, slowest first; empty for a log without times (`-T`)."""
+    calls: int
+    unreturned: int
+    """Calls that were seen to start and not to return: still running at the end, cut off, or never returning, as exit_group."""
+    first_ns: int | None
+    last_ns: int | None
+    """The stamps of the first and the last line, on the tables' clock."""
+
+
+def read_trace(path: Path, events: int = 1000, process: int | None = None) -> Trace:
+    """The tables `syscalls` (by thread), `syscall_paths` and `syscall_events` (the `events` slowest) of a log of calls.
+
+    Memory is bounded by the number of distinct threads, calls and files, not by the length of the log. Understood: a leading pid or
+    [pid N] or none, the stamps -r, -t, -tt, -ttt or none, -T, -y and -yy, -i, -n, -k, -Y; calls in two halves (unfinished, resumed),
+    also where one half is missing. Lines that aren't strace's are counted as dropped. `process`: the pid of the first process where
+    the log alone can't tell. Raises ParseError when nothing of strace is found.
+    """
+    log = _Log(events)
+    with _opened(path) as file:
+        for lines in _line_blocks(file, path):
+            log.feed(lines)
+            if not log.recognised:
+                raise ParseError(f"{path.name} is no strace log: no line of it is a system call")
+    return log.trace(process)
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        file = path.open("rb")
+        if not file.peek(1):
+            file.close()
+            raise ParseError(f"{path.name} is empty: strace wrote nothing")
+        return file
+    except OSError as error:
+        raise ParseError(f"{path.name} can't be read: {error.strerror}") from error
+
+
+def _line_blocks(file: BinaryIO, path: Path) -> Iterator[list[bytes]]:
+    """The lines of the file, about a MiB at a time."""
+    rest = b""
+    while block := file.read(_BLOCK_BYTES):
+        lines = (rest + block).split(b"\n")
+        rest = lines.pop()
+        if len(rest) > _LONGEST_LINE:
+            raise ParseError(f"{path.name} is no strace log: it has a line of more than {_LONGEST_LINE >> 20} MiB")
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
+
+
+class _Durations(dict[bytes, int]):
+    """`0.000047>` -> ns. Few distinct ones make up a log. KeyError for what is no duration."""
+
+    def __missing__(self, text: bytes) -> int:
+        if not re.fullmatch(rb"\d{1,7}\.\d{1,9}>", text):
+            raise KeyError(text)
+        if len(self) > 1 << 16:
+            self.clear()
+        ns = self[text] = _nanoseconds(text[:-1])
+        return ns
+
+
+def _nanoseconds(seconds: bytes) -> int:
+    whole, _, fraction = seconds.partition(b".")
+    return int(whole) * 10**9 + int(fraction.ljust(9, b"0"))
+
+
+class _Log:
+    """Two ways through a line: `feed` takes those of our own layout (`pid stamp name(args) = result <duration>`) whose thread and
+    call are known already, with few and cheap steps; `_line` takes every line there is. Both end in the same tallies."""
+
+    def __init__(self, events: int) -> None:
+        self.recognised = 0
+        self.dropped = 0
+        self.unreturned = 0
+        self._tallies: dict[tuple[bytes, bytes], _Tally] = {}
+        self._plain: dict[bytes, dict[bytes, _Tally]] = {}
+        """The tallies that `feed` may use, by thread and call."""
+        self._durations = _Durations()
+        self._places: dict[bytes, _Place] = {}
+        self._by_text: dict[bytes, _Place] = {}
+        """Places by the text that stands for them in a line: a cache."""
+        self._pending: dict[bytes, tuple[bytes, bytes, bytes]] = {}
+        self._parents: dict[bytes, tuple[bytes, bool]] = {}
+        self._slowest = _Slowest(events)
+        self._clock = _Clock()
+
+    def feed(self, lines: list[bytes]) -> None:
+        """Count these lines. Everything that can go wrong in a line does so before the first tally is touched."""
+        plain, durations, by_text, floor = self._plain, self._durations, self._by_text, self._slowest.floor
+        for line in lines:
+            try:
+                thread, stamp, call = line.split(None, 2)
+                name, _, args = call.partition(b"(")
+                tally = plain[thread][name]
+                end = args.rindex(b" <")
+                ns = durations[args[end + 2 :]]
+                middle = args.rindex(b" = ", 0, end)
+                result = args[middle + 3 : end]
+                failed = result[:4] == b"-1 E" or result[:3] == b"? E"
+                if args[middle - 1] not in b") " or (result[-1:] == b">" and not _FD.fullmatch(result)):
+                    raise ValueError
+                moved = int(result) if tally[_MOVES] and not failed else 0
+            except (KeyError, ValueError, IndexError):
+                self._line(line)
+                floor = self._slowest.floor
+                continue
+            tally[_COUNT] += 1
+            tally[_TOTAL] += ns
+            tally[_ERRORS] += failed
+            if ns > tally[_MAX]:
+                tally[_MAX] = ns
+            if ns < tally[_MIN]:
+                tally[_MIN] = ns
+            if where := tally[_WHERE]:
+                key = _place_key(where, args[:middle], result)
+                if b"<" in key or b'"' in key:
+                    place = by_text.get(key) or self._place(where, args, key)
+                    if place is not None:
+                        _add_to_place(place, name, failed, ns, moved)
+            if ns > floor:
+                floor = self._slowest.add(ns, thread, stamp, name, args[:middle].rstrip()[:-1], result)
+        self._clock.see(lines)
+
+    # every line ------------------------------------------------------------------------------------------------
+
+    def _line(self, line: bytes) -> None:
+        head = _HEAD.match(line)
+        assert head is not None  # every part of it is optional
+        thread, stamp, text = head[1] or head[2] or b"", head[3] or b"", line[head.end() :].rstrip()
+        stamp = self._clock.shown(stamp)
+        if call := _CALL.match(text):
+            known = self._call(thread, stamp, call[1], text[call.end() :])
+        elif resumed := _RESUMED.match(text):
+            known = self._resumed(thread, stamp, resumed[1], text[resumed.end() :])
+        elif ended := _ENDED.fullmatch(text):
+            known = self._ended(thread, ended[1])
+        else:
+            known = _ASIDE.fullmatch(text) is not None
+        self.recognised += known and bool(text)
+        self.dropped += not known
+
+    def _call(self, thread: bytes, stamp: bytes, name: bytes, rest: bytes, resumed: bytes | None = None) -> bool:
+        """One call, or its first half, or (with `resumed`) both halves. False when the line breaks off."""
+        tail = rest if resumed is None else resumed
+        if tail.endswith(b"<unfinished ...>"):
+            self._pending[thread] = (name, rest.removesuffix(b"<unfinished ...>"), stamp)
+            return True
+        if tail.endswith(b"<detached ...>"):
+            self.unreturned += 1
+            return True
+        end = next((m for m in _CALL_END.finditer(tail) if m.lastindex), None)
+        if end is None:
+            return False
+        args = tail[: end.start()] if resumed is None else rest + tail[: end.start()]
+        result = _RESULT.fullmatch(tail, end.end())
+        assert result is not None  # both of its parts may be empty
+        if result[1] in (b"?", b""):
+            self.unreturned += 1
+            return result[1] == b"?"
+        self._returned(thread, stamp, name, args.rstrip(), result[1], result[2])
+        return True
+
+    def _resumed(self, thread: bytes, stamp: bytes, name: bytes, rest: bytes) -> bool:
+        """The second half of a call. Its first half is missing where strace was attached in between: it counts all the same."""
+        first = self._pending.pop(thread, None)
+        if first is not None and first[0] == name:
+            return self._call(thread, first[2], name, first[1], rest)
+        self.unreturned += first is not None
+        return self._call(thread, b"", name, b"", rest)
+
+    def _ended(self, thread: bytes, superseded: bytes | None) -> bool:
+        """A thread is gone. One that called execve lives on under its leader's number."""
+        first = self._pending.pop(thread, None)
+        self.unreturned += first is not None
+        if superseded and (execve := self._pending.pop(superseded, None)):
+            self._pending[thread] = execve
+        return True
+
+    def _returned(
+        self, thread: bytes, stamp: bytes, name: bytes, args: bytes, result: bytes, seconds: bytes | None
+    ) -> None:
+        tally = self._tally(thread, stamp, name, seconds is not None)
+        failed = _FAILED.match(result) is not None
+        ns = _nanoseconds(seconds) if seconds else None
+        tally[_COUNT] += 1
+        tally[_ERRORS] += failed
+        if ns is not None:
+            tally[_TOTAL] += ns
+            tally[_MIN], tally[_MAX] = min(tally[_MIN], ns), max(tally[_MAX], ns)
+            if ns > self._slowest.floor:
+                self._slowest.add(ns, thread, stamp, name, args, result)
+        if name in _NEW_TASK and not failed and (child := re.match(rb"\d{1,9}", result)):
+            self._parents[child[0]] = (thread, b"CLONE_THREAD" in args)
+        if where := tally[_WHERE]:
+            place = self._place(where, args, _place_key(where, args, result))
+            if place is not None:
+                number = re.match(rb"\d{1,15}", result)
+                _add_to_place(place, name, failed, ns, int(number[0]) if number and not failed else 0)
+
+    def _tally(self, thread: bytes, stamp: bytes, name: bytes, timed: bool) -> _Tally:
+        """The tally of a call in a thread. It is opened to `feed` when the line is of the layout that `feed` knows."""
+        tally = self._tallies.get((thread, name))
+        if tally is None:
+            tally = [0, 0, 0 if timed else None, 1 << 62, -1, _where(name), name in _MOVES_BYTES]
+            self._tallies[thread, name] = tally
+        elif not timed:
+            tally[_TOTAL] = None
+        if thread and timed and tally[_TOTAL] is not None and name not in _NEW_TASK and stamp[10:11] == b".":
+            self._plain.setdefault(thread, {})[name] = tally
+        return tally
+
+    def _place(self, where: int, args: bytes, key: bytes) -> _Place | None:
+        """What the call is about; remembered by `key` if that says it all."""
+        path, end = _path(where, args, key)
+        if path is None:
+            return None
+        place = self._places.setdefault(path, {})
+        if end <= len(key):
+            if len(self._by_text) > 1 << 16:
+                self._by_text.clear()
+            self._by_text[key] = place
+        return place

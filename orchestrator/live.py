@@ -1,0 +1,603 @@
+"""A pass while it runs: the target with its tools around and beside it, from the first start to the last end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from orchestrator import process
+from orchestrator.model import After, Beside, Child, EndedBy, Job, Launch, Pass, Process, Target, Tool, Wrap
+from orchestrator.stdio import Relay, Stdin
+
+if TYPE_CHECKING:
+    from orchestrator.collectors.base import Collector
+    from orchestrator.folder import Folder
+    from orchestrator.machine import Machine
+
+READY_LIMIT_S = 10.0
+"""How long a tool may take to attach before the target goes on without it."""
+EARLY_S, EARLY_TICK_S, TICK_S = 5.0, 0.02, 0.1
+"""New Python processes are looked for often in the first seconds, then less: a look costs about 0.1 ms."""
+PYTHON_LIMIT = 32
+"""At most so many Python processes get a tool of their own in one pass."""
+INTERRUPT_GRACE_S = 30.0
+STOP_LADDER = ((signal.SIGINT, 10.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
+BY_ITSELF_S = 1.0
+"""How long a tool that ends with its target gets to do so before it is asked to."""
+
+
+class Interrupts(Protocol):
+    """The signals that profrun itself got; `fileno` becomes readable with each."""
+
+    @property
+    def received(self) -> tuple[int, ...]: ...
+
+    def fileno(self) -> int: ...
+
+
+class Observer(Protocol):
+    """Who is shown the progress of a pass."""
+
+    def tick(self, elapsed_s: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the passes of a run have in common."""
+
+    run_id: str
+    folder: Folder
+    scratch: Path
+    target: Target
+    machine: Machine
+    stdin: Stdin
+    interrupts: Interrupts
+    observer: Observer
+    child: Child = field(default_factory=Child)
+    """What the environment steps want of the target's own process."""
+    end_leftovers: bool = False
+    before_each: tuple[str, ...] = ()
+    ok_exit_codes: frozenset[int] = frozenset({0})
+    redact: Callable[[Iterable[str]], tuple[str, ...]] = tuple
+    outputs: tuple[int, int] | None = None
+    """The descriptors to which the target's stdout and stderr are passed on; None: files only."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    bare_wall_s: float | None = None
+    pids: tuple[int, ...] = ()
+    """Processes to attach to instead of starting the target."""
+
+
+def substitute(words: Iterable[str], names: Mapping[str, str]) -> tuple[str, ...]:
+    """Replaces {name} for the given names only; every other brace is left alone."""
+    pattern = re.compile("|".join(re.escape("{" + name + "}") for name in names))
+    return tuple(pattern.sub(lambda found: names[found[0][1:-1]], word) for word in words)
+
+
+@dataclass
+class Aide:
+    """A tool that runs beside the target."""
+
+    beside: Beside
+    argv: tuple[str, ...]
+    helper: process.Helper
+
+    def stop(self, grace_s: float) -> None:
+        self.helper.stop(getattr(signal, self.beside.signal), grace_s)
+
+
+@dataclass
+class Member:
+    """A collector in this pass, with what has been started for it."""
+
+    collector: Collector
+    name: str
+    job: Job
+    launch: Launch
+    tool: Tool
+    aides: list[Aide] = field(default_factory=list)
+    commands: list[tuple[str, ...]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    flush_s: float | None = None
+    started_ns: int | None = None
+    ended_ns: int | None = None
+    truncated: bool = False
+    failure: str | None = None
+
+    @property
+    def dir(self) -> Path:
+        return Path(self.job.dir)
+
+    @property
+    def wrap(self) -> Wrap | None:
+        return self.launch.wrap
+
+
+class Ladder:
+    """Asking a target to end: one signal after the other, each with its patience in seconds."""
+
+    def __init__(self, steps: Iterable[tuple[int, float]]) -> None:
+        self._steps = list(steps)
+        self._until = 0.0
+        self.sent: list[int] = []
+
+    def next_signal(self) -> int | None:
+        """The signal that is due now, or None."""
+        if time.monotonic() < self._until or not self._steps:
+            return None
+        number, patience_s = self._steps.pop(0)
+        self._until = time.monotonic() + patience_s
+        self.sent.append(number)
+        return number
+
+
+@dataclass
+class Inner:
+    """The target under a tool that starts it itself (nsys, ncu): found among the tool's descendants, then followed."""
+
+    pid: int | None = None
+    found_at: float = 0.0
+    gone_at: float | None = None
+
+    @property
+    def wall_s(self) -> float | None:
+        return self.gone_at - self.found_at if self.gone_at is not None else None
+
+
+class LivePass:
+    """A pass while it runs: `start`, `follow`, `finish`, in this order."""
+
+    def __init__(self, planned: Pass, context: Context, attempt: int) -> None:
+        self.planned, self.context, self.attempt = planned, context, attempt
+        self.mark = f"{context.run_id}/{planned.id}"
+        self.dir = context.scratch / f"{planned.id}-target"
+        self.dir.mkdir()
+        self.names = {"pass": planned.id, "scratch": str(context.scratch / "files")}
+        self.target = self._target()
+        self.members = self._members()
+        self.started: process.Started | None = None
+        self.inner = Inner()
+        self.started_ns = self.ended_ns = time.time_ns()
+        self.ended_by: EndedBy = "itself"
+        self.notes: list[str] = []
+        self.leftovers: list[Process] = []
+        self.killed: list[Process] = []
+        self._ladder: Ladder | None = None
+        self._pythons: set[tuple[int, int | None]] = set()
+        self._before = set(process.marked(context.run_id))
+        self._relays: list[Relay] = []
+        self._window_open = False
+
+    # ------------------------------------------------------------ what will run
+
+    def _target(self) -> Target:
+        target, wanted = self.context.target, self.context.child
+        env = {name: text for name, text in {**target.env, **wanted.set}.items() if name not in wanted.unset}
+        values = dict(zip(env, substitute(env.values(), self.names), strict=True))
+        return replace(target, argv=substitute(target.argv, self.names), env={**values, process.MARKER: self.mark})
+
+    def _members(self) -> list[Member]:
+        labels = [collector.label() for collector in self.planned.members]
+        members = []
+        for index, collector in enumerate(self.planned.members):
+            twin = labels[:index].count(labels[index])
+            name = f"{self.planned.id}-{labels[index]}" + (f"-{twin + 1}" if twin else "")
+            members.append(self._member(collector, name, tuple(x for i, x in enumerate(labels) if i != index)))
+        return members
+
+    def _member(self, collector: Collector, name: str, partners: tuple[str, ...]) -> Member:
+        directory = self.context.scratch / name
+        directory.mkdir()
+        tool = collector.tool(self.context.machine)
+        job = Job(
+            pass_id=self.planned.id,
+            dir=str(directory),
+            target=self.target,
+            tool=tool,
+            pids=self.context.pids,
+            window=self.planned.window,
+            duration_s=self.context.bare_wall_s,
+            facts=self.context.facts,
+            partners=partners,
+            attempt=self.attempt,
+        )
+        try:
+            return Member(collector, name, job, collector.launch(job), tool)
+        except Exception as error:  # a collector from another package may raise anything; the others go on
+            return Member(collector, name, job, Launch(), tool, failure=f"{type(error).__name__}: {error}")
+
+    def prepare(self) -> str | None:
+        """Runs the plan's `before_each`; says why the pass can't be run when that fails."""
+        if not self.context.before_each:
+            return None
+        argv = substitute(self.context.before_each, self.names)
+        answer = process.ask(argv, timeout_s=600, env=self.target.env, cwd=self.target.cwd)
+        if answer.ok:
+            return None
+        said = answer.error or f"{answer.exit.describe() if answer.exit else ''} {answer.stderr.strip()[-300:]}"
+        return f"before_each ({' '.join(self.context.redact(argv))}) failed: {said.strip()}"
+
+    # ------------------------------------------------------------ starting
+
+    def start(self) -> None:
+        """Starts the tools that come first, the target, and those that attach before it goes on."""
+        for member, beside in self._besides("start"):
+            self._help(member, beside, self.context.pids[0] if self.context.pids else 0)
+        if not self.context.pids:
+            self._start_target()
+        self.started_ns = self.started.started_ns if self.started else time.time_ns()
+        for member in self.members:
+            member.started_ns = self.started_ns
+
+    def _start_target(self) -> None:
+        gated = list(self._besides("gate"))
+        spec = self._spec()
+        self.started = process.start(spec, gated=bool(gated))
+        for fd in (spec.stdin, spec.stdout, spec.stderr):
+            os.close(fd)
+        if self.context.outputs:
+            pairs = zip(("stdout", "stderr"), self.context.outputs, strict=True)
+            self._relays = [Relay(self.dir / f"{name}.log", fd) for name, fd in pairs]
+        for member, beside in gated:
+            self._help(member, beside, self.started.pid)
+        for member in self.members:
+            for aide in member.aides:
+                if aide.beside.when == "gate":
+                    self._await_ready(member, aide, self.started.pid)
+        if gated:
+            self.started.open_gate()
+
+    def _besides(self, when: str) -> Iterator[tuple[Member, Beside]]:
+        return ((m, b) for m in self.members for b in m.launch.beside if b.when == when)
+
+    def _spec(self) -> process.Spec:
+        wraps = sorted((m.wrap for m in self.members if m.wrap), key=lambda wrap: wrap.order)
+        argv = self.target.argv
+        if wraps:
+            argv = (*(word for wrap in wraps for word in wrap.argv), self.target.exe, *self.target.argv[1:])
+        return process.Spec(
+            exe=wraps[0].argv[0] if wraps else self.target.exe,
+            argv=argv,
+            env=self._env(),
+            cwd=self.target.cwd,
+            stdin=self.context.stdin.open(),
+            stdout=_create(self.dir / "stdout.log"),
+            stderr=_create(self.dir / "stderr.log"),
+            child=self._child(),
+        )
+
+    def _env(self) -> dict[str, str]:
+        env = dict(self.target.env)
+        for member in self.members:
+            env.update(member.launch.child.set)
+            for name in member.launch.child.unset:
+                env.pop(name, None)
+        return env
+
+    def _child(self) -> Child:
+        """The first wish for each attribute counts, the environment steps' before the collectors'."""
+        wishes = (self.context.child, *(m.launch.child for m in self.members))
+
+        def first(name: str) -> Any:
+            return next((getattr(wish, name) for wish in wishes if getattr(wish, name) is not None), None)
+
+        return Child(affinity=first("affinity"), nice=first("nice"), personality=first("personality"))
+
+    def _help(self, member: Member, beside: Beside, pid: int) -> None:
+        """Starts a tool beside the target; one that can't be started is that capture's failure."""
+        serial = len(member.aides)
+        pids = self.context.pids or (pid, *process.descendants(pid))
+        argv = substitute(beside.argv, {"pid": str(pid), "pids": ",".join(map(str, pids)), "n": str(serial)})
+        stem = f"{serial}." if serial else ""
+        env = {**os.environ, process.MARKER: self.mark}
+        try:
+            helper = process.Helper(
+                argv, member.dir / f"{stem}stdout.log", member.dir / f"{stem}stderr.log", env, member.dir
+            )
+        except OSError as error:
+            member.failure = f"{argv[0]} can't be started: {error.strerror}"
+            return
+        member.aides.append(Aide(beside, argv, helper))
+        member.commands.append(argv)
+
+    def _await_ready(self, member: Member, aide: Aide, pid: int) -> None:
+        deadline = time.monotonic() + READY_LIMIT_S
+        while not aide.helper.ended() and not self._ready(member, aide, pid):
+            if time.monotonic() > deadline:
+                member.notes.append(f"had not attached after {READY_LIMIT_S:g} s; the target went on without it")
+                return
+            time.sleep(0.002)
+
+    @staticmethod
+    def _ready(member: Member, aide: Aide, pid: int) -> bool:
+        if aide.beside.ready == "tracer":
+            return process.tracer_of(pid) != 0
+        if aide.beside.ready == "fds":
+            return process.perf_descriptors(aide.helper.pid) > 0
+        if aide.beside.ready == "file":
+            return (member.dir / aide.beside.ready_value).exists()
+        time.sleep(float(aide.beside.ready_value))
+        return True
+
+    # ------------------------------------------------------------ while it runs
+
+    def follow(self) -> None:
+        """Until the target has ended or is left alone again: windows, limits, signals, output."""
+        while not self._over():
+            self._attach_to_pythons()
+            self._turn_window()
+            self._watch_limits()
+            self._climb()
+            self._cap_sizes()
+            self._mend_stopped()
+            for relay in self._relays:
+                relay.forward()
+            self.context.stdin.pump()
+            self.context.observer.tick(self._elapsed_s())
+            self._sleep()
+        self.ended_ns = (self.started.ended_ns if self.started else None) or time.time_ns()
+        self.context.stdin.close()
+
+    def _elapsed_s(self) -> float:
+        return (time.time_ns() - self.started_ns) / 1e9
+
+    def _over(self) -> bool:
+        if self.started is None:
+            return self.ended_by != "itself" or not any(process.alive(pid) for pid in self.context.pids)
+        if self.started.wait(0):
+            return True
+        if self.is_wrapped():
+            self._watch_inner(self.started.pid)
+        return False
+
+    def _sleep(self) -> None:
+        stdin = self.context.stdin.fileno()
+        watched = [self.context.interrupts.fileno()]
+        watched += [self.started.fileno()] if self.started else []
+        watched += [stdin] if stdin is not None else []
+        select.select(watched, [], [], EARLY_TICK_S if self._elapsed_s() < EARLY_S else TICK_S)
+
+    def is_wrapped(self) -> bool:
+        """Whether a tool starts the target itself, so that our child is the tool."""
+        return any(m.wrap and not m.wrap.keeps_child for m in self.members)
+
+    def main_pid(self) -> int | None:
+        """The target itself: our child, or what a wrapping tool has started; None while that is not known."""
+        if self.started is None:
+            return self.context.pids[0]
+        return self.inner.pid if self.is_wrapped() else self.started.pid
+
+    def _watch_inner(self, tool_pid: int) -> None:
+        """Finds the target under its tool, and gives the tool its flush time once the target has ended."""
+        now = time.monotonic()
+        if self.inner.pid is None:
+            self.inner.pid, self.inner.found_at = self._find_inner(tool_pid), now
+        elif self.inner.gone_at is None:
+            self.inner.gone_at = None if process.alive(self.inner.pid) else now
+        elif now > self.inner.gone_at + max(m.collector.flush for m in self.members) and self._ladder is None:
+            self.notes.append(
+                f"the tool had not ended {now - self.inner.gone_at:.0f} s after the target and was stopped"
+            )
+            self._ladder = Ladder(STOP_LADDER)
+
+    def _find_inner(self, root: int) -> int | None:
+        """The first descendant that runs the target's own command line (a script's interpreter may stand before it)."""
+        names, words = {self.target.argv[0], self.target.exe}, self.target.argv[1:]
+        tools = {m.wrap.argv[0] for m in self.members if m.wrap}
+        for pid in process.descendants(root):
+            argv = process.argv_of(pid)
+            head, tail = argv[: len(argv) - len(words)], argv[len(argv) - len(words) :]
+            if head and tail == words and names & set(head) and head[0] not in tools:
+                return pid
+        return None
+
+    def _attach_to_pythons(self) -> None:
+        """Starts the tools that want one instance for each top-most Python process."""
+        wanted, root = list(self._besides("python")), self.main_pid()
+        if not wanted or root is None or len(self._pythons) >= PYTHON_LIMIT:
+            return
+        if self.started and not self.started.executing():
+            return
+        for pid in _top_pythons(root, self._aide_pids()):
+            identity = (pid, process.started_ticks(pid))
+            if identity in self._pythons or identity[1] is None:
+                continue
+            self._pythons.add(identity)
+            for member, beside in wanted:
+                self._help(member, beside, pid)
+            if len(self._pythons) == PYTHON_LIMIT:
+                self.notes.append(f"more than {PYTHON_LIMIT} Python processes: the later ones were not looked at")
+
+    def _aide_pids(self) -> set[int]:
+        return {aide.helper.pid for member in self.members for aide in member.aides}
+
+    def _turn_window(self) -> None:
+        """Opens and closes the plan's window for the tools that follow it."""
+        window, elapsed_s = self.planned.window, self._elapsed_s()
+        if window is None:
+            return
+        if not self._window_open and elapsed_s >= window.after_s:
+            self._window_open = True
+            self._open_window()
+        if window.for_s is not None and elapsed_s >= window.after_s + window.for_s:
+            self._close_window(window.then)
+
+    def _open_window(self) -> None:
+        pid = self.main_pid()
+        for member, beside in self._besides("window"):
+            member.started_ns = time.time_ns()
+            if pid is not None:
+                self._help(member, beside, pid)
+
+    def _close_window(self, then: str) -> None:
+        for member in self.members:
+            windowed = any(aide.beside.when == "window" for aide in member.aides)
+            if windowed and member.ended_ns is None:
+                self._stop_aides(member)
+        if self.started is None:
+            self.ended_by = "detached"
+        elif then == "stop" and self._ladder is None:
+            self.ended_by, self._ladder = "window", Ladder(STOP_LADDER)
+
+    def _watch_limits(self) -> None:
+        """The pass's time-out, and the signals that profrun itself got."""
+        received, limit_s = self.context.interrupts.received, self.planned.timeout_s
+        if received and self.ended_by != "interrupt":
+            self.ended_by = "interrupt"
+            self._ladder = Ladder(((received[0], INTERRUPT_GRACE_S), *STOP_LADDER[1:]))
+        elif len(received) > 1 and self._ladder and signal.SIGKILL not in self._ladder.sent:
+            self._ladder = Ladder(STOP_LADDER[-1:])
+        elif limit_s is not None and self._ladder is None and self._elapsed_s() > limit_s:
+            self.ended_by, self._ladder = "timeout", Ladder(STOP_LADDER)
+
+    def _climb(self) -> None:
+        """Sends the next signal to a target that is to end. An attached process is never ended."""
+        number = self._ladder.next_signal() if self._ladder and self.started else None
+        if number is None or self.started is None or self._ladder is None:
+            return
+        main = self.main_pid() if self.inner.gone_at is None else None
+        if main is None:
+            process.send_group(self.started.pid, number)
+        elif len(self._ladder.sent) == 1 and number != signal.SIGKILL:
+            process.send_group(main, number)
+        else:
+            for pid in reversed([main, *process.descendants(main)]):
+                process.send(pid, number)
+                process.send(pid, signal.SIGCONT)
+
+    def _cap_sizes(self) -> None:
+        for member in self.members:
+            for aide in member.aides:
+                if aide.beside.size_cap_bytes is not None and not aide.helper.ended():
+                    if _size(member.dir / str(aide.beside.size_path)) > aide.beside.size_cap_bytes:
+                        member.truncated = True
+                        aide.stop(aide.beside.grace_s)
+
+    def _mend_stopped(self) -> None:
+        """A tool that went away may have left the target stopped; nothing else of ours would ever continue it."""
+        main = self.main_pid()
+        gone = any(aide.helper.ended() for member in self.members for aide in member.aides)
+        if main is not None and gone and process.continue_stopped([main]):
+            self.notes.append(f"a tool had left the target (pid {main}) stopped; it was continued")
+
+    # ------------------------------------------------------------ after it
+
+    def finish(self) -> None:
+        """Lets the tools write what they have, ends what must not live on, runs the commands that come after."""
+        ended = time.monotonic()
+        for member in self.members:
+            if member.ended_ns is None:
+                self._stop_aides(member)
+        self._await_tools(ended)
+        self._sweep()
+        for relay in self._relays:
+            relay.close()
+        for member in self.members:
+            for after in member.launch.after:
+                self._after(member, after)
+
+    def _stop_aides(self, member: Member) -> None:
+        """Ends the tools of a member; those that end with the target get a moment to do so by themselves."""
+        began = time.monotonic()
+        for aide in member.aides:
+            grace_s = max(aide.beside.grace_s, member.collector.flush)
+            if aide.beside.when != "window" and not self.context.pids:
+                aide.helper.wait(BY_ITSELF_S)
+            aide.stop(grace_s)
+            if aide.helper.killed:
+                member.notes.append(f"killed after {grace_s:g} s; its output may be cut")
+        if member.aides:
+            member.flush_s = round(time.monotonic() - began, 3)
+            member.ended_ns = time.time_ns()
+
+    def _await_tools(self, ended: float) -> None:
+        """Waits for the processes of wrapping tools: tracers that are no children of ours, agents in the background."""
+        wrapped = [m for m in self.members if m.wrap]
+        if not wrapped:
+            return
+        deadline, asked = ended + max(m.collector.flush for m in wrapped), False
+        while tools := self._tools():
+            now = time.monotonic()
+            if now > deadline:
+                self.notes.append(f"{len(tools)} processes of the tool were ended {now - ended:.0f} s after the target")
+                process.end(self._tools)
+                break
+            if not asked and now - ended > 0.5 and len(self._marked()) > len(tools):
+                asked = True  # it follows what the target left running: what it has by now is this pass's data
+                for pid in tools:
+                    process.send(pid, signal.SIGTERM)
+            time.sleep(0.01)
+        since = self.inner.gone_at if self.inner.gone_at is not None else ended
+        for member in wrapped:
+            member.flush_s = round(time.monotonic() - since, 3)
+
+    def _marked(self) -> list[int]:
+        return [pid for pid in process.marked(self.mark) if process.alive(pid)]
+
+    def _tools(self) -> list[int]:
+        """Living processes of wrapping tools: of the tool's own file, or of its installation."""
+        paths = [m.tool.path for m in self.members if m.wrap and m.tool.path]
+        files = {os.path.realpath(path) for path in paths}
+        homes = tuple(str(Path(file).parent) + "/" for file in files if str(Path(file).parent) not in _SYSTEM_PLACES)
+        exes = {pid: os.path.realpath(process.exe_of(pid) or "") for pid in self._marked()}
+        return [pid for pid, exe in exes.items() if exe in files or exe.startswith(homes or ("\0",))]
+
+    def _sweep(self) -> None:
+        """Ends what must not live on: everything after a time-out or an interrupt, else what the plan says."""
+        if self.context.pids:
+            process.continue_stopped(self.context.pids)
+            return
+        if self.context.end_leftovers or self.ended_by in ("timeout", "interrupt"):
+            self.killed = process.end(self._left)
+        self.leftovers = [process.describe(pid) for pid in self._left()]
+        for pid in process.continue_stopped(self._left()):
+            self.notes.append(f"pid {pid} was left stopped; it was continued")
+        process.reap_orphans()
+
+    def _left(self) -> list[int]:
+        ours = set(process.descendants(os.getpid())) | set(process.marked(self.mark))
+        return sorted(pid for pid in ours - self._before - self._aide_pids() if process.alive(pid))
+
+    @staticmethod
+    def _after(member: Member, after: After) -> None:
+        if after.when_missing and (member.dir / after.when_missing).exists():
+            return
+        member.commands.append(after.argv)
+        answer = process.ask(after.argv, timeout_s=after.timeout_s, cwd=str(member.dir))
+        for name, text in (("stdout.log", answer.stdout), ("stderr.log", answer.stderr + (answer.error or ""))):
+            with (member.dir / name).open("a", errors="surrogateescape") as log:
+                log.write(text)
+
+
+_SYSTEM_PLACES = frozenset({"/usr/bin", "/bin", "/usr/local/bin", "/usr/sbin", "/sbin"})
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def _size(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.stat().st_size
+    return 0
+
+
+def _top_pythons(root: int, but: set[int]) -> list[int]:
+    """The Python processes of a tree that have no Python among their ancestors in it."""
+    found, queue = [], [root]
+    while queue:
+        pid = queue.pop()
+        if pid in but:
+            continue
+        if process.is_python(pid):
+            found.append(pid)
+        else:
+            queue += process.children(pid)
+    return found
