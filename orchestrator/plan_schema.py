@@ -22,8 +22,9 @@ class _Generator(GenerateJsonSchema):
 
 
 def build(root: type[BaseModel], plugins: bool) -> dict[str, Any]:
-    """The schema of `root`, whose required keys may also come from the plan that it extends. A class of another package that
-    can't be described is left out."""
+    """The schema of `root`, whose required keys may also come from the plan that it extends.
+
+    A class of another package that can't be described is left out."""
     collectors = _classes(registry.collector, registry.collector_names() if plugins else registry.COLLECTORS, Collector)
     steps = _classes(registry.environment_step, registry.environment_names() if plugins else registry.ENVIRONMENT, Step)
     models: list[type[BaseModel]] = [root, Together, *collectors, *steps]

@@ -5,6 +5,7 @@ The environment is shown by allow-list: an unknown variable's value is hidden, n
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 
@@ -109,7 +110,7 @@ def scrubber(env: Mapping[str, str]) -> Callable[[str], str]:
 
     Values are looked for as they stand and as JSON writes them."""
     secrets = {text for name, text in env.items() if is_secret_name(name) and len(text) >= _SHORTEST_SECRET}
-    escaped = {text.encode("unicode_escape").decode().replace('"', '\\"') for text in secrets}
+    escaped = {json.dumps(text, ensure_ascii=ascii)[1:-1] for text in secrets for ascii in (True, False)}
     words = sorted(secrets | escaped, key=len, reverse=True)
     pattern = re.compile("|".join(map(re.escape, words))) if words else None
 

@@ -61,7 +61,7 @@ def outliers(values: Sequence[float]) -> list[int]:
 
 
 def describe(values: Sequence[float], unit: str | None = None, names: Sequence[str] = ()) -> Metric:
-    """The mean of the values with everything that says how much it is worth. `names`: whose they are, for the outliers."""
+    """The mean of the values and everything that says how much it is worth. `names`: whose they are, for outliers."""
     if not values:
         return Metric(None, unit, n=0)
     apart = outliers(values)

@@ -13,7 +13,8 @@ from pydantic import BeforeValidator, PlainSerializer, PlainValidator, WithJsonS
 _QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z%µμ]*)\s*$")
 
 SECONDS: Mapping[str, float] = {
-    "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0,
+    "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0,
+    "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0,
 }  # fmt: skip
 HERTZ: Mapping[str, float] = {"Hz": 1.0, "kHz": 1e3, "MHz": 1e6, "GHz": 1e9}
 BYTES: Mapping[str, float] = {

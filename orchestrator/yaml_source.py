@@ -51,7 +51,7 @@ _CONSTANTS: Mapping[str, Scalar] = {
 }
 _SWITCHES = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,29}")
-_DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,29})\.[0-9]{1,30}")
+_DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,399})\.[0-9]{1,400}")
 _LIKE_A_NUMBER = re.compile(
     r"[-+]?(\.?[0-9][0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?|0[xob][0-9a-fA-F_]+|\.(inf|nan))", re.I
 )
@@ -277,7 +277,7 @@ class _Dumper(yaml.SafeDumper):
 
 def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     try:
-        plain_text = isinstance(scalar(text), str)
+        plain_text = isinstance(scalar(text), str) and text.isprintable()
     except Ambiguous:
         plain_text = False
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain_text else '"')

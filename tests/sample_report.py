@@ -27,7 +27,7 @@ from orchestrator.report import Report, RunInfo, TableInfo
 from orchestrator.tables import Table
 
 EVIL = "</script><script>document.documentElement.dataset.owned='1'</script><img src=x onerror=\"document.documentElement.dataset.owned='2'\">"
-QUOTES = "say \"it's\" `ticked` | piped & <b>bold</b> \\ back"
+QUOTES = 'say "it\'s" `ticked` | piped & <b>bold</b> \\ back'
 LONG = "void gemm_kernel<" + ", ".join(f"Shape<{i}, {i * 2}>" for i in range(260)) + ">(Params)"
 BIDI = "safe\u202egnp.exe\x1b[31m\x00"
 STARTED_NS = 1_790_000_000_000_000_000
@@ -103,14 +103,18 @@ def _passes() -> tuple[PassRecord, ...]:
         warm,
         *timed,
         PassRecord("p09", "profiled", ("py-spy",), 1, _run(3.31), 1.032, (1.012, 1.051)),
-        PassRecord("p10", "profiled", ("strace",), 1, _run(8.82), 2.749, (2.69, 2.81), notes=("seccomp filter in use",)),
+        PassRecord(
+            "p10", "profiled", ("strace",), 1, _run(8.82), 2.749, (2.69, 2.81), notes=("seccomp filter in use",)
+        ),
         PassRecord("p11", "profiled", ("nsys",), 1, _run(5.78), 1.801, (1.76, 1.84), attempts=2),
         PassRecord("p12", "profiled", ("perf",), 1, None),
     )
 
 
 def _artifact(role: str, path: str, size: int, **more: Any) -> Artifact:
-    return Artifact(role, path, path.rpartition(".")[2], size, "9f86d081884c7d659a2feaa0c55ad015" * 2, STARTED_NS, **more)
+    return Artifact(
+        role, path, path.rpartition(".")[2], size, "9f86d081884c7d659a2feaa0c55ad015" * 2, STARTED_NS, **more
+    )
 
 
 CAPTURES = (
@@ -121,7 +125,9 @@ CAPTURES = (
         "py-spy",
         "ok",
         tool=Tool("py-spy", "/opt/venv/bin/py-spy", "0.4.3"),
-        commands=(("py-spy", "record", "--pid", "4242", "--idle", "--threads", "-f", "chrometrace", "-o", "a trace.json"),),
+        commands=(
+            ("py-spy", "record", "--pid", "4242", "--idle", "--threads", "-f", "chrometrace", "-o", "a trace.json"),
+        ),
         options={"rate": "100Hz", "subprocesses": True, "native": False, "duration": None},
         artifacts=(
             _artifact("trace", "raw/p09-py-spy/a trace #1.json", 1_912_000),
@@ -192,7 +198,15 @@ MACHINE = {
 
 STEPS = (
     StepRecord("env", "applied", {"PYTHONHASHSEED": "37"}, {"PYTHONHASHSEED": None}, {"PYTHONHASHSEED": "37"}, True),
-    StepRecord("cpu_frequency", "refused", {"governor": "performance"}, None, None, None, "this is a virtual machine: it has no cpufreq"),
+    StepRecord(
+        "cpu_frequency",
+        "refused",
+        {"governor": "performance"},
+        None,
+        None,
+        None,
+        "this is a virtual machine: it has no cpufreq",
+    ),
     StepRecord("shell", "drifted", "gdm stopped", "running", "running", False, "something started it again"),
 )
 
@@ -223,9 +237,20 @@ def _stacks() -> Table:
         (f"{main};{LONG.replace(';', ',')}", 9),
         (main, 1),
     ]  # fmt: skip
-    wide = [(f"{loop};callback_{i % 40} (/home/ada/project/hooks.py:{i % 40});leaf_{i} ({PYTHON}/json/encoder.py:{i})", 1 + i % 3) for i in range(600)]
+    wide = [
+        (
+            f"{loop};callback_{i % 40} (/home/ada/project/hooks.py:{i % 40});leaf_{i} ({PYTHON}/json/encoder.py:{i})",
+            1 + i % 3,
+        )
+        for i in range(600)
+    ]
     deep = [(";".join([loop, *(f"recurse (/home/ada/project/tree.py:{i})" for i in range(90))]), 5)]
-    workers = [(f"Thread._bootstrap ({PYTHON}/threading.py:1002);Thread.run ({PYTHON}/threading.py:982);Condition.wait ({PYTHON}/threading.py:327)", 160)]
+    workers = [
+        (
+            f"Thread._bootstrap ({PYTHON}/threading.py:1002);Thread.run ({PYTHON}/threading.py:982);Condition.wait ({PYTHON}/threading.py:327)",
+            160,
+        )
+    ]
     rows = [("MainThread", "wall", s, n) for s, n in (*heavy, *wide, *deep)]
     rows += [(f"Worker {i}; <b>", "wall", s, n) for i in (1, 2) for s, n in workers]
     rows += [("MainThread", "gil", s, n // 2 + 1) for s, n in heavy]
@@ -235,7 +260,19 @@ def _stacks() -> Table:
 
 
 def _functions() -> Table:
-    columns = ("capture", "pid", "thread", "kind", "function", "file", "line", "self_samples", "total_samples", "self_pct", "total_pct")
+    columns = (
+        "capture",
+        "pid",
+        "thread",
+        "kind",
+        "function",
+        "file",
+        "line",
+        "self_samples",
+        "total_samples",
+        "self_pct",
+        "total_pct",
+    )
     named = [
         ("_engine_run_backward", f"{PYTHON}/site-packages/torch/autograd/graph.py", 865, 96, 96),
         ("at::native::convolution", "libtorch_cpu.so", None, 74, 74),
@@ -249,7 +286,19 @@ def _functions() -> Table:
     named += [(f"leaf_{i}", f"{PYTHON}/json/encoder.py", i, 1 + i % 3, 1 + i % 3) for i in range(600)]
     whole = sum(own or 0 for *_, own, _ in named)
     rows = [
-        ("p09-py-spy", 4242, "MainThread", "wall", f, file, line, own, total, own and 100 * own / whole, total and 100 * total / whole)
+        (
+            "p09-py-spy",
+            4242,
+            "MainThread",
+            "wall",
+            f,
+            file,
+            line,
+            own,
+            total,
+            own and 100 * own / whole,
+            total and 100 * total / whole,
+        )
         for f, file, line, own, total in named
     ]
     return Table.of("functions", rows, columns)
@@ -270,7 +319,18 @@ def _syscalls() -> Table:
         ("restart_syscall", "other", 1, 1, None),
     ]
     rows = [
-        ("p10-strace", name, group, count, errors, total, total and total / count, total and total // count // 3, total and total // 7, "wall")
+        (
+            "p10-strace",
+            name,
+            group,
+            count,
+            errors,
+            total,
+            total and total / count,
+            total and total // count // 3,
+            total and total // 7,
+            "wall",
+        )
         for name, group, count, errors, total in known
     ]
     return Table.of("syscalls", rows, columns)
@@ -287,26 +347,74 @@ def _paths() -> Table:
 
 def _summary(table: str, capture: str, rows: Sequence[tuple[str, int, int]]) -> Table:
     columns = ("capture", "name", "count", "total_ns", "mean_ns", "median_ns", "min_ns", "max_ns", "stddev_ns")
-    full = [(capture, n, c, t, t / c, t / c * 0.8, t // c // 4, t // 3, t / c / 7 if c > 1 else None) for n, c, t in rows]
+    full = [
+        (capture, n, c, t, t / c, t / c * 0.8, t // c // 4, t // 3, t / c / 7 if c > 1 else None) for n, c, t in rows
+    ]
     return Table.of(table, full, columns)
 
 
 def _os_calls() -> Table:
-    rows = [("pthread_cond_wait", 812, 9_310_220_117), ("poll", 31, 5_002_113_000), ("fopen64", 201, 12_331_041), ("open64", 1, 4_120)]
+    rows = [
+        ("pthread_cond_wait", 812, 9_310_220_117),
+        ("poll", 31, 5_002_113_000),
+        ("fopen64", 201, 12_331_041),
+        ("open64", 1, 4_120),
+    ]
     return _summary("os_calls_summary", "p11-nsys", rows)
 
 
 def _kernels() -> Table:
-    return _summary("gpu_kernel_summary", "p11-nsys", [(LONG, 400, 812_331_000), ("ampere_sgemm_128x64_tn", 800, 512_110_400), (EVIL, 2, 6_100)])
+    return _summary(
+        "gpu_kernel_summary",
+        "p11-nsys",
+        [(LONG, 400, 812_331_000), ("ampere_sgemm_128x64_tn", 800, 512_110_400), (EVIL, 2, 6_100)],
+    )
 
 
 def _events() -> Table:
     columns = ("capture", "pid", "thread", "start_ns", "duration_ns", "name", "args", "result")
-    rows = [("p10-strace", 4242, 4242 + i % 3, STARTED_NS + i * 13_000_001, 9_000_000 - i * 30_000, "fsync", f"{3 + i}</home/ada/ckpt.bin>", "0") for i in range(80)]
+    rows = [
+        (
+            "p10-strace",
+            4242,
+            4242 + i % 3,
+            STARTED_NS + i * 13_000_001,
+            9_000_000 - i * 30_000,
+            "fsync",
+            f"{3 + i}</home/ada/ckpt.bin>",
+            "0",
+        )
+        for i in range(80)
+    ]
     return Table.of("syscall_events", rows, columns, clock="epoch")
 
 
 def _runs() -> Table:
-    columns = ("capture", "pass_id", "role", "repeat", "started_ns", "wall_s", "user_s", "sys_s", "max_rss_bytes", "exit_status")
-    rows = [(f"p0{i + 1}-timing", f"p0{i + 1}", "bare", i, STARTED_NS + i * 4_000_000_000, w, 2.9, 0.21, 412_000_000 + i * 1000, 0) for i, w in enumerate(WALLS, 1)]
+    columns = (
+        "capture",
+        "pass_id",
+        "role",
+        "repeat",
+        "started_ns",
+        "wall_s",
+        "user_s",
+        "sys_s",
+        "max_rss_bytes",
+        "exit_status",
+    )
+    rows = [
+        (
+            f"p0{i + 1}-timing",
+            f"p0{i + 1}",
+            "bare",
+            i,
+            STARTED_NS + i * 4_000_000_000,
+            w,
+            2.9,
+            0.21,
+            412_000_000 + i * 1000,
+            0,
+        )
+        for i, w in enumerate(WALLS, 1)
+    ]
     return Table.of("runs", rows, columns, clock="epoch")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
@@ -81,23 +81,27 @@ def test_a_value_is_written_in_human_units(type_: object, written: object, value
 _POSITIVE = st.floats(min_value=1e-9, max_value=1e9, allow_nan=False)
 
 
+@settings(deadline=None, max_examples=50)
 @given(_POSITIVE)
 def test_every_duration_reads_back_as_the_same(seconds: float) -> None:
     assert units.duration(units.write_duration(seconds)) == pytest.approx(seconds, rel=1e-12)
 
 
+@settings(deadline=None, max_examples=50)
 @given(_POSITIVE)
 def test_every_frequency_reads_back_as_the_same(hertz: float) -> None:
     adapter = TypeAdapter(Frequency)
     assert adapter.validate_python(adapter.dump_python(hertz, mode="json")) == pytest.approx(hertz, rel=1e-12)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.integers(min_value=0, max_value=2**60))
 def test_every_size_reads_back_as_the_same(count: int) -> None:
     adapter = TypeAdapter(Size)
     assert adapter.validate_python(adapter.dump_python(count, mode="json")) == pytest.approx(count, rel=1e-15)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.one_of(_POSITIVE, st.builds(Times, _POSITIVE)))
 def test_every_budget_reads_back_as_the_same(value: float | Times) -> None:
     adapter = TypeAdapter(Budget)
@@ -106,6 +110,7 @@ def test_every_budget_reads_back_as_the_same(value: float | Times) -> None:
     assert getattr(back, "factor", back) == pytest.approx(getattr(value, "factor", value), rel=1e-12)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.one_of(st.text(max_size=30), st.integers(), st.floats(), st.none(), st.booleans(), st.lists(st.integers())))
 def test_nothing_but_a_validation_error_escapes(value: object) -> None:
     for type_ in (Duration, Frequency, Size, Percent, Budget):
@@ -118,7 +123,14 @@ def test_nothing_but_a_validation_error_escapes(value: object) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(1.534, "1.53 s"), (125, "2 m 5 s"), (11400, "3 h 10 m"), (0.0002, "200 us"), (0, "0 s"), (float("inf"), "unknown")],
+    [
+        (1.534, "1.53 s"),
+        (125, "2 m 5 s"),
+        (11400, "3 h 10 m"),
+        (0.0002, "200 us"),
+        (0, "0 s"),
+        (float("inf"), "unknown"),
+    ],
 )
 def test_durations_are_shown_short(seconds: float, shown: str) -> None:
     assert units.show_duration(seconds) == shown

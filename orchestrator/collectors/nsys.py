@@ -1,4 +1,4 @@
-"""Collector `nsys`: NVIDIA Nsight Systems around the target: CUDA, GPU work, NVTX ranges, calls of the operating system."""
+"""Collector `nsys`: NVIDIA Nsight Systems around the target: CUDA, GPU work, NVTX ranges, operating-system calls."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ trap 'exit 0' INT TERM
 trap 'kill $! 2>/dev/null; "$0" stop --session="$1"' EXIT
 "$0" start --session="$@" || exit
 sleep 2147483647 & wait"""
-"""Records while it lives: $0 nsys, $1 the session, then the options of `nsys start`. Made for the plan's window, because
-`--delay` knows only whole seconds, and with `--duration` nsys ends before the target and its exit status is lost."""
+"""Records as long as it lives: $0 nsys, $1 the session, then the options of `nsys start`. For the plan's window:
+`--delay` knows only whole seconds, and after `--duration` nsys ends before the target and its exit status is lost."""
 
 
 class Nsys(Collector):
     """Runs the target under `nsys profile` (with a window: `nsys launch`, `start`, `stop`) and exports to SQLite."""
 
-    use: Literal["nsys"] = "nsys"
+    use: Literal["nsys"]
     trace: tuple[Trace, ...] | None = Field(
         None,
         min_length=1,
@@ -65,7 +65,7 @@ class Nsys(Collector):
         help_args=("profile", "--help"),
         features=(
             *((flag, rf"--{flag}[=\s]") for flag in _FLAGS),
-            *((f"trace={t}", rf"--trace=(?:(?!Select the API)[\s\S])*?'{t}'") for t in get_args(Trace)),
+            *((f"trace={t}", rf"-t, --trace=(?:(?!Select the API)[\s\S])*?'{t}'") for t in get_args(Trace)),
         ),
         places=(
             "/opt/nvidia/nsight-systems/*/target-linux-*/nsys",
@@ -136,14 +136,15 @@ class Nsys(Collector):
             beside=beside,
             after=_after(nsys, job.dir),
             artifacts=ARTIFACTS,
-            signs=self._signs(),
+            signs=self._signs(nsys),
             notes=(f"nsys {job.tool.version} can't trace {', '.join(left_out)}",) if left_out else (),
         )
 
-    def _signs(self) -> tuple[Sign, ...]:
-        what = f"the NVTX range {self.range} never opened" if self.range else "its recording never began"
-        nothing = f"nsys left no report: {what}".replace("{", "{{").replace("}", "}}")
-        return (*SIGNS, Sign(r"No reports were generated|Generated:\s*\Z", "tool_failed", nothing), HANG)
+    def _signs(self, nsys: str) -> tuple[Sign, ...]:
+        what = f"capture range never opened: no NVTX range {self.range}" if self.range else "nsys names no report"
+        nothing = what.replace("{", "{{").replace("}", "}}")
+        no_report = Sign(r"No reports were generated|Generated:\s*\Z", "tool_failed", nothing)
+        return (*SIGNS, no_report, HANG, *(() if importer(nsys) else (NO_IMPORTER,)))
 
     def parse(self, capture: Capture) -> Parsed:
         """The canonical tables of the SQLite export; `empty` when nothing that was traced happened."""
@@ -165,7 +166,7 @@ ARTIFACTS = (
 )
 
 SIGNS = (
-    Sign(r"(?:Program not found: |No such file or directory: )(.+)", "tool_failed", "nsys could not start {0}"),
+    Sign(r"(?m)^(?:Program not found|No such file or directory): (.+)", "tool_failed", "nsys could not start {0}"),
     Sign(r"(?m)^Not executable$", "tool_failed", "nsys could not start the target: it is not executable"),
     Sign(r"unrecognised option '([^']+)'", "tool_failed", "this version of nsys has no option {0}"),
     Sign(r"Illegal (--\S+) argument[: ]+'?([^'\n]+)", "tool_failed", "this version of nsys refuses {0} {1}"),
@@ -175,7 +176,7 @@ SIGNS = (
     ),
     Sign(r"(No space left on device|database or disk is full|Invalid truncate size)", "tool_failed", "disk full: {0}"),
     Sign(r"Version number is invalid: (\S+)", "unreadable", "the report is of a newer nsys ({0}) than the one here"),
-    Sign(r"Qdstrm file is incomplete", "tool_failed", "nsys was ended before it had written its data"),
+    Sign(r"Qdstrm file is incomplete|File is corrupted", "tool_failed", "nsys was ended before its data was written"),
     Sign(r"FATAL ERROR: .*", "tool_failed", "nsys crashed while it wrote its report"),
 )
 """What nsys 2022.4 prints when it fails; its exit status is 1 in most of these cases, and 0 in some."""
@@ -183,12 +184,17 @@ SIGNS = (
 HANG = Sign(
     r"Generating '[^']+'(?![\s\S]*Generated:)",
     "tool_failed",
-    "nsys hung while it wrote its report and was ended; `retry: true` in the plan's target starts such a pass again",
+    "nsys hung while it wrote its report; with `retry: true` in the plan's target such a pass is started again",
+)
+NO_IMPORTER = Sign(
+    r"importer binary and its dependencies were not found",
+    "tool_failed",
+    f"nsys left only a .qdstrm, and there is no {_IMPORTER} to convert it: install the whole Nsight Systems package",
 )
 
 
 def importer(nsys: str) -> Path | None:
-    """The program that turns .qdstrm into a report: beside nsys, or where distributions put it (nsys does not look there)."""
+    """The program that turns .qdstrm into a report: beside nsys, or where Debian puts it and nsys does not look."""
     home = Path(nsys).resolve().parent
     found = [path for pattern in _IMPORTER_PLACES for path in sorted(home.glob(pattern))]
     return next(iter(found), None) or next(iter(sorted(Path("/").glob(_SYSTEM_IMPORTERS))), None)
@@ -202,7 +208,8 @@ def _offers(tool: Tool, trace: Trace) -> bool:
 
 def _known(tool: Tool, options: dict[str, str | None]) -> tuple[str, ...]:
     """The options that have a value and that this version has, as --name=value."""
-    return tuple(f"--{name}={value}" for name, value in options.items() if value and name in tool.features)
+    known = tool.features or options  # a help text that could not be understood hides nothing
+    return tuple(f"--{name}={value}" for name, value in options.items() if value and name in known)
 
 
 def _window(job: Job, nsys: str, session: str, record: tuple[str, ...], flush_s: float) -> tuple[Beside, ...]:

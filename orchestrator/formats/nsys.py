@@ -1,7 +1,7 @@
 """Reads what `nsys export --type sqlite` writes, in any schema since 2021, into canonical tables.
 
-The schema is the one in NVIDIA's Nsight Systems user guide ("SQLite Schema Reference"). Tables are made only when there is
-something to put into them, and columns come and go with the versions: everything is asked for before it is read.
+The schema is described in NVIDIA's Nsight Systems user guide ("SQLite Schema Reference"). Tables are made when they get
+rows, columns come and go with the versions: everything is asked for before it is read.
 The figures of the summaries follow the SQL of `nsys stats` and are equal to its output, digit for digit.
 """
 

@@ -7,56 +7,14 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from orchestrator.errors import ParseError
+from orchestrator.formats.syscalls import syscall_class
 from orchestrator.tables import Table
-
-# ---------------------------------------------------------------------------------------------------------- classes
-
-_MEMBERS = {
-    "file": """access acct chdir chmod chown chown32 chroot creat execve execveat faccessat faccessat2 fanotify_mark fchmodat
-        fchmodat2 fchownat file_getattr file_setattr fsconfig fspick fstatat64 futimesat getcwd getxattr getxattrat
-        inotify_add_watch lchown lchown32 lgetxattr link linkat listxattr listxattrat llistxattr lremovexattr lsetxattr lstat
-        lstat64 mkdir mkdirat mknod mknodat mount mount_setattr move_mount name_to_handle_at newfstatat oldlstat oldstat open
-        open_tree open_tree_attr openat openat2 pivot_root quotactl readlink readlinkat removexattr removexattrat rename
-        renameat renameat2 rmdir setxattr setxattrat stat stat64 statfs statfs64 statx swapoff swapon symlink symlinkat
-        truncate truncate64 umount umount2 unlink unlinkat uselib utime utimensat utimensat_time64 utimes""",
-    "network": """accept accept4 bind connect getpeername getpmsg getsockname getsockopt listen putpmsg recv recvfrom recvmmsg
-        recvmmsg_time64 recvmsg send sendfile sendfile64 sendmmsg sendmsg sendto setsockopt shutdown socket socketpair""",
-    "process": """clone clone3 exit exit_group fork kill pidfd_send_signal rt_sigqueueinfo rt_tgsigqueueinfo tgkill tkill
-        vfork wait4 waitid waitpid""",
-    "memory": """break brk get_mempolicy io_destroy io_setup io_uring_register madvise map_shadow_stack mbind migrate_pages
-        mincore mlock mlock2 mlockall mmap mmap2 move_pages mprotect mremap mseal msync munlock munlockall munmap
-        pkey_mprotect remap_file_pages set_mempolicy set_mempolicy_home_node shmat shmdt""",
-    "desc": """_llseek _newselect bpf cachestat close copy_file_range dup dup2 dup3 epoll_create epoll_create1 epoll_ctl
-        epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 fadvise64 fadvise64_64 fallocate fanotify_init fchdir fchmod
-        fchown fchown32 fcntl fcntl64 fdatasync fgetxattr finit_module flistxattr flock fremovexattr fsetxattr fsmount fsopen
-        fstat fstat64 fstatfs fstatfs64 fsync ftruncate ftruncate64 getdents getdents64 inotify_init inotify_init1
-        inotify_rm_watch io_uring_enter io_uring_setup ioctl kexec_file_load landlock_add_rule landlock_create_ruleset
-        landlock_restrict_self lseek memfd_create memfd_secret mq_getsetattr mq_notify mq_open mq_timedreceive
-        mq_timedreceive_time64 mq_timedsend mq_timedsend_time64 oldfstat open_by_handle_at perf_event_open pidfd_getfd
-        pidfd_open pipe pipe2 poll ppoll ppoll_time64 pread64 preadv preadv2 process_madvise process_mrelease pselect6
-        pselect6_time64 pwrite64 pwritev pwritev2 quotactl_fd read readahead readdir readv select setns signalfd signalfd4
-        socketcall splice sync_file_range sync_file_range2 syncfs tee timerfd_create timerfd_gettime timerfd_gettime64
-        timerfd_settime timerfd_settime64 userfaultfd vmsplice write writev""",
-    "futex": "futex futex_requeue futex_time64 futex_wait futex_waitv futex_wake",
-}
-"""strace's own classes, found by running every call of the x86-64 and i386 tables (each refused by a seccomp filter) under
-`strace -e trace=%CLASS` 6.1, and the flags of the calls that came later, from strace 6.16's syscallent-common.h. strace has no
-class futex: it is the futex family. A call of several classes stands in the first."""
-
-_CLASSES = {name: kind for kind, names in _MEMBERS.items() for name in names.split()}
-
-
-def syscall_class(name: str) -> str:
-    """file, network, process, memory, desc or futex, in that order of precedence; `other` for the rest."""
-    return _CLASSES.get(name, "other")
-
 
 # ---------------------------------------------------------------------------------------------------------- summary
 
@@ -172,7 +130,8 @@ def _mean(total: int | None, count: int | None) -> float | None:
 def _merged(old: list[int | None], new: list[int | None]) -> list[int | None]:
     """Two rows of one call: count, errors, total, shortest, longest."""
     pairs = [None if a is None or b is None else (a, b) for a, b in zip(old, new, strict=True)]
-    return [pair and rule(pair) for rule, pair in zip((sum, sum, sum, min, max), pairs, strict=True)]
+    rules: tuple[Callable[[tuple[int, int]], int], ...] = (sum, sum, sum, min, max)
+    return [pair and rule(pair) for rule, pair in zip(rules, pairs, strict=True)]
 
 
 # ------------------------------------------------------------------------------------------------------------- log
@@ -185,13 +144,17 @@ _HEAD = re.compile(
     rb"(\d\d:\d\d:\d\d(?:\.\d{1,9})?|\d{1,12}\.\d{1,9}|\d{10,12})?\s*"  # -t and -tt, -r and -ttt, -ttt without a fraction
     rb"(?:\(\+\s*\d+\.\d+\)\s*)?(?:\[\s*[0-9a-f?]+\]\s*)*"  # -r beside another stamp; -n, -i
 )
+_STAMP = re.compile(rb"(?:(\d\d):(\d\d):)?(\d{1,12})(?:\.(\d{1,9}))?")
+_EPOCH = re.compile(rb"\d{10}")
 _CALL = re.compile(rb"([A-Za-z_]\w*|\?{3,4})\(")
 _RESUMED = re.compile(rb"<\.\.\. (\w+|\?{3,4}) resumed>")
 _ENDED = re.compile(rb"\+\+\+ (?:exited with|killed by|superseded by execve in pid (\d{1,9})) ?.*\+\+\+")
-_ASIDE = re.compile(
-    rb"--- .* ---|strace: .*|Process \d+ (?:attached|detached|resumed|suspended).*|\[ Process PID=.* \]|\s*[|>] .*|\s*"
+_SIGNAL = re.compile(rb"--- (?:SIG|stopped by ).* ---")
+_ASIDE = re.compile(  # strace's own messages, dumps of -e read, stack frames of -k, empty lines
+    rb"strace: .*|Process \d+ (?:attached|detached|resumed|suspended).*|\[ Process PID=.* \]|[|>] .*|"
 )
-_CALL_END = re.compile(rb'"(?:[^"\\]|\\.)*"|\d<[^<>]*(?:->[^<>]*)*(?:<[^<>]*>)?>|(\)\s+= )|(\)=\s)', re.DOTALL)
+_CALL_END = re.compile(rb'"(?:[^"\\]|\\.)*"|(?:\d|AT_FDCWD)<[^<>]*(?:->[^<>]*)*(?:<[^<>]*>)?>|(\)\s+= )', re.DOTALL)
+"""Passes over strings and decorations, which may hold anything, to the end of the arguments."""
 _RESULT = re.compile(rb"(.*?)\s*(?:<(\d{1,7}\.\d{1,9})>)?", re.DOTALL)
 _FAILED = re.compile(rb"(?:-1|\?) (?:E[A-Z0-9]|\(errno )")
 
@@ -219,6 +182,7 @@ _NOWHERE, _BY_FD, _BY_NAME, _BY_DIR_AND_NAME, _BY_RESULT = range(5)
 # A tally is a list, for speed: how often, failures, ns in all, shortest, longest, where its file stands, whether it moves bytes.
 _COUNT, _ERRORS, _TOTAL, _MIN, _MAX, _WHERE, _MOVES = range(7)
 _Tally = list[Any]
+_BRACKET = ord(")")
 _Place = dict[bytes, list[Any]]
 """What happened to one file, by call: count, errors, ns, bytes (None where the call moves none)."""
 
@@ -239,13 +203,13 @@ class Trace:
     """The stamps of the first and the last line, on the tables' clock."""
 
 
-def read_trace(path: Path, events: int = 1000, process: int | None = None) -> Trace:
+def read_trace(path: Path, events: int = 1000, processes: Collection[int] = ()) -> Trace:
     """The tables `syscalls` (by thread), `syscall_paths` and `syscall_events` (the `events` slowest) of a log of calls.
 
     Memory is bounded by the number of distinct threads, calls and files, not by the length of the log. Understood: a leading pid or
     [pid N] or none, the stamps -r, -t, -tt, -ttt or none, -T, -y and -yy, -i, -n, -k, -Y; calls in two halves (unfinished, resumed),
-    also where one half is missing. Lines that aren't strace's are counted as dropped. `process`: the pid of the first process where
-    the log alone can't tell. Raises ParseError when nothing of strace is found.
+    also where one half is missing. Lines that aren't strace's are counted as dropped. `processes`: pids known to be processes, where
+    the log alone can't tell them from threads. Raises ParseError when nothing of strace is found.
     """
     log = _Log(events)
     with _opened(path) as file:
@@ -253,7 +217,7 @@ def read_trace(path: Path, events: int = 1000, process: int | None = None) -> Tr
             log.feed(lines)
             if not log.recognised:
                 raise ParseError(f"{path.name} is no strace log: no line of it is a system call")
-    return log.trace(process)
+    return log.trace(processes)
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -306,6 +270,8 @@ class _Log:
         self.recognised = 0
         self.dropped = 0
         self.unreturned = 0
+        self._timed = False
+        self._in_summary = False
         self._tallies: dict[tuple[bytes, bytes], _Tally] = {}
         self._plain: dict[bytes, dict[bytes, _Tally]] = {}
         """The tallies that `feed` may use, by thread and call."""
@@ -331,9 +297,11 @@ class _Log:
                 middle = args.rindex(b" = ", 0, end)
                 result = args[middle + 3 : end]
                 failed = result[:4] == b"-1 E" or result[:3] == b"? E"
-                if args[middle - 1] not in b") " or (result[-1:] == b">" and not _FD.fullmatch(result)):
+                if args[middle - 1] != _BRACKET and not args[:middle].rstrip().endswith(b")"):
                     raise ValueError
-                moved = int(result) if tally[_MOVES] and not failed else 0
+                if result[-1:] == b">" and not _FD.fullmatch(result):
+                    raise ValueError
+                moved = int(result[:15]) if tally[_MOVES] and not failed else 0
             except (KeyError, ValueError, IndexError):
                 self._line(line)
                 floor = self._slowest.floor
@@ -353,7 +321,8 @@ class _Log:
                         _add_to_place(place, name, failed, ns, moved)
             if ns > floor:
                 floor = self._slowest.add(ns, thread, stamp, name, args[:middle].rstrip()[:-1], result)
-        self._clock.see(lines)
+        if last := _HEAD.match(lines[-1]):
+            self._clock.see(last[3])
 
     # every line ------------------------------------------------------------------------------------------------
 
@@ -364,20 +333,27 @@ class _Log:
         stamp = self._clock.shown(stamp)
         if call := _CALL.match(text):
             known = self._call(thread, stamp, call[1], text[call.end() :])
+            self.dropped += not known
         elif resumed := _RESUMED.match(text):
             known = self._resumed(thread, stamp, resumed[1], text[resumed.end() :])
+            self.dropped += not known
         elif ended := _ENDED.fullmatch(text):
             known = self._ended(thread, ended[1])
         else:
-            known = _ASIDE.fullmatch(text) is not None
-        self.recognised += known and bool(text)
-        self.dropped += not known
+            known = _SIGNAL.fullmatch(text) is not None
+            self.dropped += not (known or self._aside(text))
+        self.recognised += known
+
+    def _aside(self, text: bytes) -> bool:
+        """Whether it is rightly neither call nor signal; so is the summary that ends a log of -C."""
+        self._in_summary |= _is_header(text.decode("ascii", "replace"))
+        return self._in_summary or _ASIDE.fullmatch(text) is not None
 
     def _call(self, thread: bytes, stamp: bytes, name: bytes, rest: bytes, resumed: bytes | None = None) -> bool:
         """One call, or its first half, or (with `resumed`) both halves. False when the line breaks off."""
         tail = rest if resumed is None else resumed
         if tail.endswith(b"<unfinished ...>"):
-            self._pending[thread] = (name, rest.removesuffix(b"<unfinished ...>"), stamp)
+            self._pending[thread] = (name, rest.removesuffix(b" <unfinished ...>"), stamp)
             return True
         if tail.endswith(b"<detached ...>"):
             self.unreturned += 1
@@ -388,9 +364,11 @@ class _Log:
         args = tail[: end.start()] if resumed is None else rest + tail[: end.start()]
         result = _RESULT.fullmatch(tail, end.end())
         assert result is not None  # both of its parts may be empty
-        if result[1] in (b"?", b""):
+        if result[1] == b"?" or result[1].startswith(b"? <"):
             self.unreturned += 1
-            return result[1] == b"?"
+            return True
+        if not result[1] or (self._timed and not result[2]):
+            return False
         self._returned(thread, stamp, name, args.rstrip(), result[1], result[2])
         return True
 
@@ -413,9 +391,10 @@ class _Log:
     def _returned(
         self, thread: bytes, stamp: bytes, name: bytes, args: bytes, result: bytes, seconds: bytes | None
     ) -> None:
-        tally = self._tally(thread, stamp, name, seconds is not None)
         failed = _FAILED.match(result) is not None
         ns = _nanoseconds(seconds) if seconds else None
+        self._timed |= ns is not None
+        tally = self._tally(thread, stamp, name, ns is not None)
         tally[_COUNT] += 1
         tally[_ERRORS] += failed
         if ns is not None:
@@ -428,18 +407,15 @@ class _Log:
         if where := tally[_WHERE]:
             place = self._place(where, args, _place_key(where, args, result))
             if place is not None:
-                number = re.match(rb"\d{1,15}", result)
-                _add_to_place(place, name, failed, ns, int(number[0]) if number and not failed else 0)
+                number = tally[_MOVES] and not failed and re.match(rb"\d{1,15}", result)
+                _add_to_place(place, name, failed, ns, int(number[0]) if number else 0)
 
     def _tally(self, thread: bytes, stamp: bytes, name: bytes, timed: bool) -> _Tally:
         """The tally of a call in a thread. It is opened to `feed` when the line is of the layout that `feed` knows."""
         tally = self._tallies.get((thread, name))
         if tally is None:
-            tally = [0, 0, 0 if timed else None, 1 << 62, -1, _where(name), name in _MOVES_BYTES]
-            self._tallies[thread, name] = tally
-        elif not timed:
-            tally[_TOTAL] = None
-        if thread and timed and tally[_TOTAL] is not None and name not in _NEW_TASK and stamp[10:11] == b".":
+            tally = self._tallies[thread, name] = [0, 0, 0, 1 << 62, -1, _where(name), name in _MOVES_BYTES]
+        if thread and timed and name not in _NEW_TASK and stamp[10:11] == b".":
             self._plain.setdefault(thread, {})[name] = tally
         return tally
 
@@ -454,3 +430,176 @@ class _Log:
                 self._by_text.clear()
             self._by_text[key] = place
         return place
+
+    # results ---------------------------------------------------------------------------------------------------
+
+    def trace(self, processes: Collection[int]) -> Trace:
+        roots = {b"%d" % pid for pid in processes}
+        clock = self._clock
+        return Trace(
+            syscalls=Table.of("syscalls", self._syscall_rows(roots), dropped=self.dropped),
+            paths=Table.of("syscall_paths", self._path_rows()),
+            events=Table.of("syscall_events", self._event_rows(roots), clock=clock.kind),
+            calls=sum(tally[_COUNT] for tally in self._tallies.values()),
+            unreturned=self.unreturned + len(self._pending),
+            first_ns=_stamp_ns(clock.first),
+            last_ns=_stamp_ns(clock.last),
+        )
+
+    def _syscall_rows(self, roots: set[bytes]) -> Iterator[tuple[Any, ...]]:
+        """By total time, longest first."""
+        for (thread, call), tally in sorted(self._tallies.items(), key=lambda item: -item[1][_TOTAL]):
+            name, timed = call.decode("ascii", "replace"), tally[_MAX] >= 0
+            times = (tally[_TOTAL], tally[_TOTAL] / tally[_COUNT], tally[_MIN], tally[_MAX]) if timed else (None,) * 4
+            counts = (tally[_COUNT], tally[_ERRORS])
+            yield self._process(thread, roots), _number(thread), name, syscall_class(name), *counts, *times, "wall"
+
+    def _path_rows(self) -> Iterator[tuple[Any, ...]]:
+        """By total time, longest first."""
+        rows = [_path_row(path, place) for path, place in self._places.items() if place]
+        return iter(sorted(rows, key=lambda row: -(row[3] or 0)))
+
+    def _event_rows(self, roots: set[bytes]) -> Iterator[tuple[Any, ...]]:
+        for ns, thread, stamp, *texts in self._slowest.events():
+            yield self._process(thread, roots), _number(thread), _stamp_ns(stamp), ns, *map(_text, texts)
+
+    def _process(self, thread: bytes, roots: set[bytes]) -> int | None:
+        """The process of a thread: itself, if it was seen to be forked, to call execve or given as a root; else its creator's."""
+        for _ in range(1 << 10):  # numbers are used again in long logs, so that the chain might have no end
+            parent, is_thread = self._parents.get(thread, (b"", False))
+            if not is_thread:
+                known = parent or thread in roots or (thread, b"execve") in self._tallies
+                return _number(thread) if known else None
+            thread = parent
+        return None
+
+
+def _where(name: bytes) -> int:
+    if name in _OPEN:
+        return _BY_RESULT
+    if name in _AT:
+        return _BY_DIR_AND_NAME
+    kind = syscall_class(name.decode("ascii", "replace"))
+    return {"file": _BY_NAME, "desc": _BY_FD, "network": _BY_FD}.get(kind, _NOWHERE)
+
+
+def _place_key(where: int, args: bytes, result: bytes) -> bytes:
+    """The start of a call's arguments, or its result, that names its file; no more text than that where no comma stands in it."""
+    if where == _BY_RESULT and result[-1:] == b">":
+        return result
+    if where >= _BY_DIR_AND_NAME:
+        return b",".join(args.split(b",", 2)[:2])
+    return args.partition(b",")[0]
+
+
+def _path(where: int, args: bytes, key: bytes) -> tuple[bytes | None, int]:
+    """The file of a call, and how much of the arguments was needed to see it."""
+    if where == _BY_RESULT and (opened := _FD.fullmatch(key)):
+        return opened[1], 0
+    if where >= _BY_DIR_AND_NAME and (named := _NAMED_AT.match(args)):
+        return _joined(named[1], named[2]), named.end()
+    if where == _BY_NAME and (named := _NAMED.match(args)):
+        return named[1], named.end()
+    by_fd = _FD.match(args)
+    return (by_fd[1], by_fd.end()) if by_fd else (None, 0)
+
+
+def _joined(folder: bytes | None, name: bytes) -> bytes | None:
+    """A name relative to a folder that strace shows (`-y`); an empty one means the folder itself, or what else is open there."""
+    if not folder or name.startswith(b"/"):
+        return name or None
+    return folder.removesuffix(b"/") + b"/" + name if name else folder
+
+
+def _add_to_place(place: _Place, name: bytes, failed: bool, ns: int | None, moved: int) -> None:
+    use = place.get(name)
+    if use is None:
+        use = place[name] = [0, 0, None if ns is None else 0, 0 if name in _MOVES_BYTES else None]
+    use[0] += 1
+    use[1] += failed
+    if ns is not None:
+        use[2] = (use[2] or 0) + ns
+    if moved:
+        use[3] += moved
+
+
+def _path_row(path: bytes, place: _Place) -> tuple[Any, ...]:
+    counts, errors, times, moved = zip(*place.values(), strict=True)
+    names = sorted(place, key=lambda name: (-place[name][0], name))
+    return _text(path), sum(counts), sum(errors), _sum(times), _sum(moved), _text(b",".join(names))
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _text(text: bytes) -> str:
+    return text.decode("utf-8", "replace")
+
+
+def _number(text: bytes) -> int | None:
+    return int(text) if text else None
+
+
+class _Slowest:
+    """The N slowest calls; of equally slow ones the earliest. `floor`: only a slower one than this is worth adding."""
+
+    def __init__(self, size: int) -> None:
+        self.floor = -1 if size else 1 << 62
+        self._size = size
+        self._heap: list[tuple[Any, ...]] = []
+        self._serial = 0
+
+    def add(self, ns: int, *event: bytes) -> int:
+        """Keep it; the new floor."""
+        self._serial -= 1
+        item = (ns, self._serial, *event)
+        if len(self._heap) < self._size:
+            heapq.heappush(self._heap, item)
+        else:
+            heapq.heapreplace(self._heap, item)
+        if len(self._heap) == self._size:
+            self.floor = self._heap[0][0]
+        return self.floor
+
+    def events(self) -> Iterator[tuple[Any, ...]]:
+        for ns, _, *event in sorted(self._heap, reverse=True):
+            yield ns, *event
+
+
+class _Clock:
+    """The stamps of a log: Unix time (-ttt), time of day (-t, -tt), time since the line before (-r), or none."""
+
+    def __init__(self) -> None:
+        self.first = b""
+        self.last = b""
+
+    @property
+    def kind(self) -> Literal["epoch", "relative"]:
+        return "epoch" if _EPOCH.match(self.first) else "relative"
+
+    def see(self, stamp: bytes | None) -> None:
+        if stamp and _EPOCH.match(stamp):
+            self.last = stamp
+
+    def shown(self, stamp: bytes) -> bytes:
+        """The stamp of the next line; one of -r becomes the time since the first line."""
+        if not stamp:
+            return stamp
+        if not self.first:
+            self.first = stamp
+        elif b":" not in stamp and not _EPOCH.match(stamp):
+            now = (_stamp_ns(self.last) or 0) + (_stamp_ns(stamp) or 0)
+            stamp = b"%d.%09d" % divmod(now, 10**9)
+        self.last = stamp
+        return stamp
+
+
+def _stamp_ns(stamp: bytes) -> int | None:
+    """ns since the epoch, midnight or the log's first line, by the kind of stamp."""
+    match = _STAMP.fullmatch(stamp)
+    if not match:
+        return None
+    hours, minutes, seconds = (int(part or 0) for part in match.groups()[:3])
+    return (hours * 3600 + minutes * 60 + seconds) * 10**9 + int((match[4] or b"").ljust(9, b"0"))

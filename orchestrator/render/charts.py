@@ -106,13 +106,9 @@ def strip(report: Report) -> Strip | None:
 
 
 def _label(warmups: int, bare: Sequence[float]) -> str:
-    runs = f"{len(bare)} bare run{'s' if len(bare) > 1 else ''}"
-    span = (
-        f"from {view.duration(min(bare))} to {view.duration(max(bare))}"
-        if len(bare) > 1
-        else str(view.duration(bare[0]))
-    )
-    return f"Wall time of {runs}, {span}" + (f", after {warmups} warm-up" if warmups else "")
+    low, high = view.aligned([min(bare), max(bare)], "s")
+    span = f"{len(bare)} bare runs, from {low} to {high}" if len(bare) > 1 else f"one bare run, {low}"
+    return f"Wall time of {span}" + (f", after {warmups} warm-up" if warmups else "")
 
 
 def _axis(inner: Sequence[float], outer: Sequence[float]) -> Axis:

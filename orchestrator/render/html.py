@@ -15,7 +15,6 @@ from orchestrator.render import charts, pagedata, view
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from orchestrator.model import Capture
     from orchestrator.report import Report
 
 ASSETS = Path(__file__).parent / "assets"
@@ -35,10 +34,10 @@ def render(report: Report) -> str:
             report=report,
             verdict=view.verdict(report),
             figures=view.figures(report),
-        passes=view.passes(report),
-        collectors=view.collectors(report),
-        silent=[c for c in report.captures if _silent(c)],
-        captures=[c for c in report.captures if not _silent(c)],
+            passes=view.passes(report),
+            collectors=view.collectors(report),
+            silent=[c for c in report.captures if view.silent(c)],
+            captures=[c for c in report.captures if not view.silent(c)],
             strip=charts.strip(report),
             whiskers=charts.whiskers(report),
             flames=pagedata.flames(report),
@@ -64,11 +63,6 @@ def policy(style: str, script: str) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _silent(capture: Capture) -> bool:
-    """Whether there is nothing to tell of it but that it went well: the captures of the bare runs."""
-    return capture.status == "ok" and not (capture.artifacts or capture.notes or capture.commands)
 
 
 def _files(report: Report) -> list[str]:

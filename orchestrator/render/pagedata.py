@@ -29,7 +29,9 @@ _IDENTIFIERS = frozenset(
     | {"graph_id", "launch", "repeat", "step", "exit_status", "registers"}
 )
 """Columns whose numbers are names: written without separators, and lifted out of a table where every row has the same."""
-_CODE = frozenset({"name", "function", "file", "stack", "path", "args", "result", "kernel", "short_name", "metric", "names"})
+_CODE = frozenset(
+    {"name", "function", "file", "stack", "path", "args", "result", "kernel", "short_name", "metric", "names"}
+)
 _FACTORED = _IDENTIFIERS - {"line", "stream", "correlation", "launch", "repeat", "step", "exit_status", "registers"}
 
 

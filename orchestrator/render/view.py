@@ -102,8 +102,18 @@ def verdict(report: Report) -> Verdict:
     ended = Exit(outcome.target_exit_code, outcome.target_signal)
     known = (outcome.target_exit_code, outcome.target_signal) != (None, None)
     target = ended.describe() if known else "end unknown"
-    told = stop(outcome.reason) or stop(f"{_timed(report)}; {_gave(report)}")
-    return Verdict("bad" if outcome.exit_code else "good", words(outcome.status), told[:1].upper() + told[1:], target)
+    told = stop(outcome.reason or f"{_costliest(report) or _timed(report)}; {_gave(report)}")
+    told = f"The {told[4:]}" if told.startswith("the ") else told
+    return Verdict("bad" if outcome.exit_code else "good", words(outcome.status), told, target)
+
+
+def _costliest(report: Report) -> str | None:
+    """The first finding that matters, with its price."""
+    first = next((f for f in report.findings if f.severity in ("critical", "major")), None)
+    if first is None:
+        return None
+    price = f" ({first.cost_pct:.3g} % of {first.of})" if first.cost_pct is not None and first.of else ""
+    return f"{first.title.rstrip('.')}{price}"
 
 
 def _timed(report: Report) -> str:
@@ -139,7 +149,9 @@ def tone(status: str) -> Tone:
     """How good a capture's or a step's status is."""
     if status in ("ok", "applied", "already"):
         return "good"
-    return "bad" if status in ("tool_failed", "blocked", "unreadable", "timed_out", "target_failed", "failed") else "warn"
+    return (
+        "bad" if status in ("tool_failed", "blocked", "unreadable", "timed_out", "target_failed", "failed") else "warn"
+    )
 
 
 def words(name: str) -> str:
@@ -177,7 +189,23 @@ def aligned(values: Sequence[float | None], unit: str) -> list[str | None]:
     known = [abs(v) for v in values if v is not None]
     factor, name = scale(unit, max(known, default=0.0))
     places = decimals(max(known, default=0.0) / factor / 100)
-    return [None if v is None else f"{v / factor:,.{places}f} {name}" for v in values]
+    least: float = 10.0**-places
+
+    def show(value: float) -> str:
+        tiny = 0 < value / factor < least / 2
+        return f"<{least:.{places}f} {name}" if tiny else f"{value / factor:,.{places}f} {name}"
+
+    return [None if v is None else show(v) for v in values]
+
+
+def percent(part: float) -> str:
+    """12.3 %; a little that is not nothing is <0.1 %."""
+    return "<0.1 %" if 0 < part < 0.0005 else f"{100 * part:.1f} %"
+
+
+def silent(capture: Capture) -> bool:
+    """Whether there is nothing to tell of it but that it went well: the captures of the bare runs."""
+    return capture.status == "ok" and not (capture.artifacts or capture.notes or capture.commands)
 
 
 def figures(report: Report) -> list[Figure]:
@@ -239,7 +267,10 @@ def passes(report: Report) -> list[PassRow]:
 
 def _pass(report: Report, record: PassRecord, wall: str | None) -> PassRow:
     run = record.run
-    more = (*(["leftover processes: " + leftovers(run.leftovers)] if run and run.leftovers else []), *(run.notes if run else ()))
+    more = (
+        *(["leftover processes: " + leftovers(run.leftovers)] if run and run.leftovers else []),
+        *(run.notes if run else ()),
+    )
     tries = (f"{record.attempts} attempts",) if record.attempts > 1 else ()
     return PassRow(
         id=record.id,

@@ -1,0 +1,199 @@
+"""Starting, watching and ending processes: the one door."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator import process
+from orchestrator.model import Child, Exit
+
+
+def spec(*argv: str, exe: str | None = None, env: dict[str, str] | None = None, out: int = 1) -> process.Spec:
+    found = exe or (argv[0] if "/" in argv[0] else f"/bin/{argv[0]}")
+    return process.Spec(found, argv, dict(os.environ) if env is None else env, "/", 0, out, 2, Child())
+
+
+def _inheritable(fd: int) -> bool:
+    try:
+        return os.get_inheritable(fd)
+    except OSError:
+        return False
+
+
+def finished(started: process.Started) -> process.Started:
+    assert started.wait(20)
+    return started
+
+
+@pytest.fixture
+def null() -> int:
+    return os.open(os.devnull, os.O_RDWR)
+
+
+# ---------------------------------------------------------------- questions
+
+
+def test_a_question_and_its_answer() -> None:
+    answer = process.ask(["sh", "-c", "echo out; echo err >&2; exit 3"])
+    assert (answer.stdout, answer.stderr, answer.exit) == ("out\n", "err\n", Exit(code=3))
+    assert not answer.ok
+
+
+def test_a_question_that_nobody_answers_ends_with_its_whole_group() -> None:
+    began = time.monotonic()
+    answer = process.ask(["sh", "-c", "trap '' TERM; sleep 98.7 & sleep 98.7"], timeout_s=0.3)
+    assert time.monotonic() - began < 5
+    assert answer.error == "no answer in 0.3 s"
+    assert answer.exit is None
+    time.sleep(0.2)
+    assert subprocess.run(["pgrep", "-f", "sleep 98.7"], capture_output=True).returncode == 1
+
+
+def test_a_tool_that_is_not_there() -> None:
+    assert "can't be started" in str(process.ask(["no-such-tool-anywhere"]).error)
+
+
+# ---------------------------------------------------------------- the target
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("exit 7", Exit(code=7)),
+        ("kill -9 $$", Exit(signal=9)),
+        ("kill -6 $$", Exit(signal=6)),
+        ("exit 0", Exit(code=0)),
+    ],
+)
+def test_wait_status(text: str, end: Exit, gated: bool) -> None:
+    started = process.start(spec("sh", "-c", text), gated=gated)
+    if gated:
+        assert process.state(started.pid) == "T"
+        started.open_gate()
+    assert finished(started).exit == end
+    assert started.start_error is None
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_nothing_is_added_to_the_run(tmp_path: Path, gated: bool) -> None:
+    """Environment byte for byte, its own session, default signals, no descriptor of ours."""
+    env = {"A": "1", "EMPTY": "", "BYTES": "\udcff"}
+    out = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT)
+    code = (
+        "import os;print(sorted(open('/proc/self/environ','rb').read().split(bytes(1))[:-1]));print(os.getsid(0)==os.getpid());"
+        "print(os.listdir('/proc/self/fd'))"
+    )
+    started = process.start(spec(sys.executable, "-I", "-S", "-c", code, env=env, out=out), gated=gated)
+    if gated:
+        started.open_gate()
+    given = {fd for fd in os.listdir("/proc/self/fd") if fd in "012" or _inheritable(int(fd))}
+    finished(started)
+    environ, session, descriptors = (tmp_path / "out").read_text().splitlines()
+    assert environ == str([b"A=1", b"BYTES=\xff", b"EMPTY="])
+    assert session == "True"
+    assert len(set(ast.literal_eval(descriptors)) - given) == 1  # the listing itself
+    status = process.start(spec("sh", "-c", "grep SigIgn /proc/self/status > " + str(tmp_path / "sig")))
+    finished(status)
+    ignored = int((tmp_path / "sig").read_text().split()[1], 16)
+    assert not ignored & (1 << (signal.SIGPIPE - 1))
+
+
+def test_a_target_that_can_not_be_executed(tmp_path: Path) -> None:
+    (tmp_path / "broken").write_bytes(b"\x7fELF nonsense")
+    (tmp_path / "broken").chmod(0o755)
+    started = finished(process.start(spec("x", exe=str(tmp_path / "broken"))))
+    assert started.exit == Exit(code=126)
+    assert "format" in str(started.start_error)
+    started = finished(process.start(spec("x", exe=str(tmp_path / "missing"))))
+    assert started.exit == Exit(code=127)
+
+
+def test_resources_of_the_target() -> None:
+    started = finished(process.start(spec(sys.executable, "-c", "x=bytearray(400<<20)\nfor _ in range(3000000): pass")))
+    assert started.usage is not None
+    assert started.usage.ru_utime > 0.02
+    assert (started.max_rss_bytes() or 0) > 400 << 20
+    small = finished(process.start(spec("true")))
+    assert small.max_rss_bytes() is None  # the kernel's figure is ours, inherited through fork
+
+
+# ---------------------------------------------------------------- the tree
+
+
+def test_marked_processes_are_found_also_outside_the_session(tmp_path: Path) -> None:
+    env = {**os.environ, process.MARKER: "run-x/p01"}
+    started = process.start(spec("sh", "-c", "setsid sleep 30 & sleep 30", env=env))
+    time.sleep(0.2)
+    found = process.marked("run-x")
+    assert len(found) == 3
+    assert started.pid in found
+    assert process.marked("run-xy") == []
+    ended = process.end(lambda: process.marked("run-x"))
+    assert len(ended) == 3
+    assert process.marked("run-x") == []
+    finished(started)
+
+
+def test_a_process_that_ignores_term_is_killed(tmp_path: Path) -> None:
+    env = {**os.environ, process.MARKER: "run-y"}
+    started = process.start(spec("sh", "-c", "trap '' TERM INT; while :; do sleep 0.1; done", env=env))
+    time.sleep(0.1)
+    process.end(lambda: [p for p in process.marked("run-y") if process.alive(p)], patience_s=0.3)
+    assert finished(started).exit == Exit(signal=9)
+
+
+def test_stopped_processes_are_continued() -> None:
+    started = process.start(spec("sleep", "30"))
+    time.sleep(0.05)
+    process.send(started.pid, signal.SIGSTOP)
+    time.sleep(0.05)
+    assert process.continue_stopped([started.pid]) == [started.pid]
+    time.sleep(0.05)
+    assert process.state(started.pid) == "S"
+    process.send(started.pid, signal.SIGKILL)
+    finished(started)
+
+
+def test_python_processes_are_recognised() -> None:
+    started = process.start(spec(sys.executable, "-c", "import time; time.sleep(20)"))
+    while not started.executing():
+        time.sleep(0.001)
+    assert process.is_python(started.pid)
+    assert not process.is_python(1) or Path("/proc/1/exe").readlink().name.startswith("python")
+    process.send(started.pid, signal.SIGKILL)
+    finished(started)
+
+
+# ---------------------------------------------------------------- helpers
+
+
+def test_a_helper_is_stopped_gently_first(tmp_path: Path) -> None:
+    text = "trap 'echo flushed > done; exit 0' INT; echo up; while :; do sleep 0.05; done"
+    helper = process.Helper(["sh", "-c", text], tmp_path / "o", tmp_path / "e", os.environ, tmp_path)
+    while not (tmp_path / "o").read_text():
+        time.sleep(0.01)
+    helper.stop(signal.SIGINT, 5)
+    assert (tmp_path / "done").exists()
+    assert not helper.killed
+    assert helper.status() == 0
+
+
+def test_a_helper_that_hangs_is_killed(tmp_path: Path) -> None:
+    text = "trap '' INT TERM; echo up; while :; do sleep 0.05; done"
+    helper = process.Helper(["sh", "-c", text], tmp_path / "o", tmp_path / "e", os.environ, tmp_path)
+    while not (tmp_path / "o").read_text():
+        time.sleep(0.01)
+    process_wait = helper.wait
+    helper.wait = lambda timeout_s: process_wait(min(timeout_s, 0.2))  # type: ignore[method-assign]
+    helper.stop(signal.SIGINT, 0.1)
+    assert helper.killed
+    assert helper.status() == 137

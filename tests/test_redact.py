@@ -1,0 +1,77 @@
+"""What may be secret must not be written, and what helps must not be hidden."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from orchestrator import redact
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HF_TOKEN",
+        "WANDB_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "PGPASSWORD",
+        "DB_PASS",
+        "SLURM_JWT",
+        "SENTRY_DSN",
+        "OPENAI_KEY",
+    ],
+)
+def test_secret_names(name: str) -> None:
+    assert redact.is_secret_name(name)
+    assert redact.environment({name: "x"}) == {name: redact.MASK}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["PATH", "CUDA_VISIBLE_DEVICES", "PYTHONHASHSEED", "TOKENIZERS_PARALLELISM", "SLURM_JOB_ID", "NCCL_DEBUG", "PWD"],
+)
+def test_harmless_names_are_shown(name: str) -> None:
+    assert redact.environment({name: "value"}) == {name: "value"}
+
+
+def test_unknown_names_are_hidden_unless_asked_for() -> None:
+    env = {"MAIL": "a@b", "COMPASS_DIR": "/c", "MY_SETTING": "3", "PIP_INDEX_URL": "https://user:tok@host/simple"}
+    shown = redact.environment(env, show=["MY_SETTING", "PIP_INDEX_URL"])
+    assert shown["MAIL"] == shown["COMPASS_DIR"] == redact.HIDDEN
+    assert shown["MY_SETTING"] == "3"
+    assert shown["PIP_INDEX_URL"] == f"https://{redact.MASK}@host/simple"
+
+
+def test_command_lines() -> None:
+    words = ["train.py", "--api-key=abc", "--token", "zzz", "--lr", "0.1", "--max-tokens", "512", "--tokenizer", "bert"]
+    mask = redact.MASK
+    assert redact.argv(words) == (
+        "train.py", f"--api-key={mask}", "--token", mask, "--lr", "0.1", "--max-tokens", "512", "--tokenizer", "bert"
+    )  # fmt: skip
+    assert redact.argv(["env", "HF_TOKEN=abc", "A=1"]) == ("env", f"HF_TOKEN={mask}", "A=1")
+    assert redact.argv(["curl", "https://u:p@h/x?token=abc&a=1"]) == ("curl", f"https://{mask}@h/x?token={mask}&a=1")
+    assert redact.argv(["--no-token", "next"]) == ("--no-token", "next")
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "ghp_" + "a" * 30,
+        "hf_" + "B" * 30,
+        "sk-" + "c" * 30,
+        "AKIA" + "D" * 16,
+        "Bearer abcdefghijkl",
+        "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----",
+    ],
+)
+def test_values_that_look_like_secrets(secret: str) -> None:
+    assert secret not in redact.value(f"log: {secret}.")
+    assert redact.MASK in redact.value(f"log: {secret}.")
+
+
+def test_the_scrubber_finds_literal_values_also_inside_json() -> None:
+    scrub = redact.scrubber({"MY_TOKEN": 'zqx-"7731"\tä', "OTHER": "harmless", "SHORT_KEY": "ab"})
+    assert "7731" not in scrub('plain zqx-"7731"\tä end')
+    assert "7731" not in scrub(json.dumps({"text": 'zqx-"7731"\tä'}, ensure_ascii=False))
+    assert scrub("harmless ab") == "harmless ab"
