@@ -16,10 +16,9 @@ profrun: one profiling plan, one command, one report folder
   profrun templates [NAME]                     list the templates; print one, explained
   profrun init NAME [-o plan.yaml]             copy a template to edit
   profrun check PLAN [-- COMMAND...]           validate, resolve, print every command; run nothing
-  profrun doctor [--json]                      what works on this machine, proven by trying, and the fix for what does not
-  profrun report RUN                           rebuild tables, findings and pages from raw/
-  profrun schema                               JSON Schema of the plan, for editors
-  profrun completion bash|zsh|fish             completion for your shell
+  profrun doctor [--json]                      what works on this machine, proven by trying, and the fix for what does
+  not profrun report RUN                           rebuild tables, findings and pages from raw/ profrun schema
+  JSON Schema of the plan, for editors profrun completion bash|zsh|fish             completion for your shell
 
 Options of a run (all of them: profrun run --help):
   -o DIR            parent of the report folder         --set a.b=value    change the plan

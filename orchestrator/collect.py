@@ -46,7 +46,8 @@ def _record(live: LivePass, run: TargetRun | None) -> PassRecord:
 
 
 def _run(live: LivePass) -> TargetRun:
-    """The target's own figures. Under a tool that starts it, CPU time and memory would be the tool's as well: unknown."""
+    """The target's own figures. Under a tool that starts it, CPU time and memory would be the tool's as well:
+    unknown."""
     started, wrapped = live.started, live.is_wrapped()
     usage = None if started is None or wrapped else started.usage
     return TargetRun(
@@ -68,7 +69,8 @@ def _run(live: LivePass) -> TargetRun:
 
 
 def _wall_s(live: LivePass) -> float:
-    """Of the target alone where it was seen under its tool, else with the tool's own start and end (and that is noted)."""
+    """Of the target alone where it was seen under its tool, else with the tool's own start and end (and that is
+    noted)."""
     if live.started is None:
         return (live.ended_ns - live.started_ns) / 1e9
     if live.is_wrapped() and live.inner.wall_s is not None:

@@ -87,7 +87,8 @@ def _checks(run: resolve.Run, machine: Machine) -> tuple[tuple[Check, ...], Pref
 
 
 def _commands(planned: Pass, target: Target, machine: Machine) -> tuple[tuple[str, ...], ...]:
-    """The command lines of a pass as they would start, the target's own among them; {dir} is the capture's directory."""
+    """The command lines of a pass as they would start, the target's own among them; {dir} is the capture's
+    directory."""
     launches = [_launch(member, planned, target, machine) for member in planned.members]
     wraps: list[Wrap] = sorted((x.wrap for x in launches if x.wrap), key=lambda wrap: wrap.order)
     started = (*(word for wrap in wraps for word in wrap.argv), *target.argv)

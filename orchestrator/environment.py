@@ -32,7 +32,8 @@ class Environment:
     """A step that the plan wants to `fail` on was not applied, or one could not be undone."""
 
     def apply(self, steps: tuple[Step, ...]) -> bool:
-        """Applies the steps in order; False when one with `on_fail: fail` was not applied (the later ones are left out)."""
+        """Applies the steps in order; False when one with `on_fail: fail` was not applied (the later ones are left
+        out)."""
         for index, step in enumerate(steps):
             record = self._apply(index, step)
             self.records.append(record)

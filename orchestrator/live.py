@@ -172,6 +172,7 @@ class LivePass:
         self._ladder: Ladder | None = None
         self._pythons: set[tuple[int, int | None]] = set()
         self._before = set(process.marked(context.run_id))
+        self._stopped_before = {pid for pid in context.pids if process.state(pid) in ("T", "t")}
         self._relays: list[Relay] = []
         self._window_open = False
 
@@ -475,10 +476,10 @@ class LivePass:
     def _cap_sizes(self) -> None:
         for member in self.members:
             for aide in member.aides:
-                if aide.beside.size_cap_bytes is not None and not aide.helper.ended():
-                    if _size(member.dir / str(aide.beside.size_path)) > aide.beside.size_cap_bytes:
-                        member.truncated = True
-                        aide.stop(aide.beside.grace_s)
+                cap, path = aide.beside.size_cap_bytes, member.dir / str(aide.beside.size_path)
+                if cap is not None and not aide.helper.ended() and _size(path) > cap:
+                    member.truncated = True
+                    aide.stop(aide.beside.grace_s)
 
     def _mend_stopped(self) -> None:
         """A tool that went away may have left the target stopped; nothing else of ours would ever continue it."""
@@ -552,7 +553,7 @@ class LivePass:
     def _sweep(self) -> None:
         """Ends what must not live on: everything after a time-out or an interrupt, else what the plan says."""
         if self.context.pids:
-            process.continue_stopped(self.context.pids)
+            process.continue_stopped(pid for pid in self.context.pids if pid not in self._stopped_before)
             return
         if self.context.end_leftovers or self.ended_by in ("timeout", "interrupt"):
             self.killed = process.end(self._left)

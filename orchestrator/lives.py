@@ -1,6 +1,6 @@
 """Stand-alone (`python -I -S lives.py PID`): when the threads of a process and its descendants end, and their CPU time.
 
-In py-spy's trace the last stack of a thread that has ended goes on, so somebody else has to tell when that was. On stdout:
+In py-spy's trace the last stack of an ended thread goes on, so somebody else has to tell when that was. On stdout:
 
     died PID TID NS        the thread was gone; ns since the Unix epoch, right to half of PERIOD_S
     cpu PID CPU_NS NS      the CPU time (user and system) that the process used while it was seen, and how long that was

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
-import glob
 import json
 import os
 import platform
 import re
 import shutil
-import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import folder, process
+from orchestrator import folder, process, seize
 from orchestrator.model import Tool, ToolProbe
 
-_PTRACE_SEIZE = 0x4206
 _CAP_SYS_PTRACE = 19
 
 CUDA_PLACES = (
@@ -79,6 +75,10 @@ class Machine:
     def ptrace(self) -> Permission:
         """Whether we may trace a process that we started, proven on one."""
         return self._ptrace
+
+    def ptrace_beside(self) -> Permission:
+        """Whether a process that we started may trace another one, proven on two."""
+        return _try_ptrace_beside(self)
 
     @property
     def is_root(self) -> bool:
@@ -188,7 +188,8 @@ def _user_places() -> list[str]:
 
 def _expand(patterns: tuple[str, ...]) -> list[str]:
     """Globs as existing paths, the last in order (the newest version) first."""
-    return [path for pattern in patterns for path in sorted(glob.glob(pattern), reverse=True)]
+    found = (sorted(Path("/").glob(pattern.lstrip("/")), reverse=True) for pattern in patterns)
+    return [str(path) for paths in found for path in paths]
 
 
 def write_host(path: str, text: str) -> str | None:
@@ -254,22 +255,24 @@ def _keep(known: Mapping[str, Any]) -> None:
 
 
 def _try_ptrace(machine: Machine) -> Permission:
-    """Seizes a child of our own, as strace and py-spy will; the child waits for nothing and is killed at once."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
-    libc.ptrace.restype = ctypes.c_long
-    pid = os.fork()
-    if pid == 0:
-        signal.pause()
-        os._exit(0)
-    try:
-        refused = ctypes.get_errno() if libc.ptrace(_PTRACE_SEIZE, pid, None, None) == -1 else 0
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    if not refused:
-        return Permission(True, "a child could be traced")
-    return Permission(False, f"tracing a child was refused: {os.strerror(refused)}", _ptrace_fix(machine))
+    """Seizes a child of our own that stands still; it is killed at once."""
+    with process.stopped_child() as pid:
+        refused = seize.seize(pid)
+    return _permission(machine, "tracing a child", os.strerror(refused) if refused else None)
+
+
+def _try_ptrace_beside(machine: Machine) -> Permission:
+    """Lets one child of ours seize another, which is what the profilers do with the target."""
+    with process.stopped_child() as pid:
+        answer = process.ask([sys.executable, "-I", "-S", seize.__file__, str(pid)])
+    why = answer.error or (os.strerror(answer.exit.status) if answer.exit and answer.exit.status else None)
+    return _permission(machine, "tracing a process beside it, as the profilers do,", why)
+
+
+def _permission(machine: Machine, what: str, refusal: str | None) -> Permission:
+    if refusal is None:
+        return Permission(True, f"{what} worked")
+    return Permission(False, f"{what} was refused: {refusal}", _ptrace_fix(machine))
 
 
 def _ptrace_fix(machine: Machine) -> str:

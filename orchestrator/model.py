@@ -1,4 +1,5 @@
-"""The words of profrun: frozen dataclasses that every room shares. They hold data and answer about it; they do nothing."""
+"""The words of profrun: frozen dataclasses that every room shares. They hold data and answer about it; they do
+nothing."""
 
 from __future__ import annotations
 
@@ -143,8 +144,8 @@ class Window:
 
 @dataclass(frozen=True)
 class Wrap:
-    """A tool that starts the target itself. Lower `order` stands further out. `keeps_child`: the target stays our direct child
-    (strace -D), so its wait status, signals and life are its own."""
+    """A tool that starts the target itself. Lower `order` stands further out. `keeps_child`: the target stays our
+    direct child (strace -D), so its wait status, signals and life are its own."""
 
     argv: tuple[str, ...]
     order: int = 50
@@ -157,11 +158,11 @@ class Wrap:
 class Beside:
     """A tool that runs beside the target. In `argv`, {pid} is the process to look at and {n} a serial number.
 
-    when: start (before the target) · gate (the target is stopped before its exec; the tool attaches, then the target goes on) ·
-    python (once for each top-most Python process of the target's tree, from its start on) · window (when the window opens).
-    ready: what says that it has attached: tracer (the target has a TracerPid) · fds (perf_event descriptors) · file (exists,
-    `ready_value`) · delay (`ready_value` seconds).
-    """
+    when: start (before the target) · gate (the target is stopped before its exec; the tool attaches, then the target
+    goes on) · python (once for each top-most Python process of the target's tree, from its start on) · window (when
+    the window opens).
+    ready: what says that it has attached: tracer (the target has a TracerPid) · fds (perf_event descriptors) · file
+    (exists, `ready_value`) · delay (`ready_value` seconds)."""
 
     argv: tuple[str, ...]
     when: When = "gate"
@@ -177,8 +178,8 @@ class Beside:
 
 @dataclass(frozen=True)
 class After:
-    """A command run when the target and the tools have ended. `when_missing`/`produces`: paths relative to the job's directory;
-    it is run only if `when_missing` does not exist (None: always) and must leave `produces` behind."""
+    """A command run when the target and the tools have ended. `when_missing`/`produces`: paths relative to the job's
+    directory; it is run only if `when_missing` does not exist (None: always) and must leave `produces` behind."""
 
     argv: tuple[str, ...]
     produces: str
@@ -200,7 +201,8 @@ class Expect:
 
 @dataclass(frozen=True)
 class Sign:
-    """A regex that, seen in what the tool printed while data is missing, tells the true status. {0}, {1}: its groups."""
+    """A regex that, seen in what the tool printed while data is missing, tells the true status. {0}, {1}: its
+    groups."""
 
     pattern: str
     status: Status
@@ -384,7 +386,8 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure with its unit, its 95 % interval (None where there are too few values) and the number of values behind it."""
+    """A figure with its unit, its 95 % interval (None where there are too few values) and the number of values behind
+    it."""
 
     value: float | None
     unit: str | None = None

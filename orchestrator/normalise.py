@@ -115,7 +115,8 @@ def bare_run(passes: Sequence[PassRecord]) -> Any:
 
 
 def _bare_walls(passes: Iterable[PassRecord]) -> list[float]:
-    """Wall times of the bare passes that ran to their end (or to the window's); warm-ups left out where there are others."""
+    """Wall times of the bare passes that ran to their end (or to the window's); warm-ups left out where there are
+    others."""
     for role in ("bare", "warmup"):
         walls = [p.run.wall_s for p in passes if p.role == role and p.run and p.run.ended_by in ("itself", "window")]
         if walls:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal, TypeVar
@@ -202,6 +203,23 @@ def _metric_name(name: str) -> str:
     return name
 
 
+def _tool_name(name: str) -> str:
+    known = _tool_names()
+    if name not in known:
+        raise _refused("no collector uses a tool of this name", suggestion(name, known))
+    return name
+
+
+def _tool_names() -> list[str]:
+    """The tools that something here looks for, sorted."""
+    names = {"nvidia-smi"}
+    for use in registry.collector_names():
+        with contextlib.suppress(UsageError):  # a broken package is told where a plan uses it
+            probe = registry.collector(use).probe
+            names |= {probe.name} if probe else set()
+    return sorted(names)
+
+
 class Plan(_Part):
     """A profiling plan: what to run, what to look at it with, and in which state of the machine."""
 
@@ -226,7 +244,9 @@ class Plan(_Part):
     leftovers: Literal["keep", "end"] = Field(
         "keep", description="what to do with processes that the target leaves running; they are named in any case"
     )
-    tools: dict[str, Word] = Field({}, description="paths of tools that are not where profrun looks")
+    tools: dict[Annotated[str, AfterValidator(_tool_name)], Word] = Field(
+        {}, description="paths of tools that are not where profrun looks"
+    )
     report: ReportPlan = Field(ReportPlan(), description="where the report goes, and what it shows")
 
     _source_map: dict[str, tuple[str, int | None]] = PrivateAttr(default_factory=dict)

@@ -16,6 +16,7 @@ from orchestrator.errors import Problem
 from orchestrator.plan import Together, closest, suggestion
 from orchestrator.tree import Node, Path, Place, child, path_text, plain
 
+MISSING = "is missing"
 _NEEDS = {
     "int": "a whole number",
     "float": "a number",
@@ -27,6 +28,10 @@ _NEEDS = {
     "frozen_set": "a list",
     "dict": "keys and values",
     "model": "keys and values",
+}
+_MISSING: Mapping[Path, str] = {
+    ("version",): "add version: 1",
+    ("collectors",): "add a list, such as [{use: timing}]",
 }
 _BOUNDS = {
     "greater_than": "more than {gt}",
@@ -86,7 +91,7 @@ def _told(detail: Any, path: Path, root: type[BaseModel], tree: Node) -> tuple[s
     if kind == "extra_forbidden":
         return "unknown key", suggestion(str(path[-1]), sorted(_keys(path[:-1], root, plain(tree))))
     if kind == "missing":
-        return "is missing", "add version: 1" if path == ("version",) else ""
+        return MISSING, _MISSING.get(path, "")
     if kind == "literal_error":
         return _one_of(context["expected"], value)
     if kind in _BOUNDS:
@@ -113,8 +118,9 @@ def _wrong_type(kind: str, value: Any) -> tuple[str, str] | None:
 def _one_of(expected: str, value: Any) -> tuple[str, str]:
     """`expected` as pydantic writes it: 'a', 'b' or 'c'."""
     choices = re.findall(r"'([^']*)'", expected) or re.split(r", | or ", expected)
-    message = f"{_shown(value)} is not possible here"
-    return message, closest(str(value), choices) + ("write " if len(choices) == 1 else "one of ") + ", ".join(choices)
+    meant = closest(value, choices) if isinstance(value, str) else ""
+    wanted = ("write " if len(choices) == 1 else "one of ") + ", ".join(choices)
+    return f"{_shown(value)} is not possible here", meant + wanted
 
 
 def _shown(value: Any) -> str:

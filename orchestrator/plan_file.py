@@ -201,7 +201,10 @@ def _checked(tree: Node, problems: list[Problem]) -> Plan | None:
         from orchestrator import plan_errors
 
         known = tuple(problem.path for problem in problems if problem.path)
-        problems += (p for p in plan_errors.problems(error, Plan, tree) if not _within(p.path, known))
+        told = plan_errors.problems(error, Plan, tree)
+        if "extends" in known:  # what seems to be missing may well stand there
+            told = (problem for problem in told if problem.message != plan_errors.MISSING)
+        problems += (problem for problem in told if not _within(problem.path, known))
         return None
 
 

@@ -33,9 +33,9 @@ class Preflight:
         return tuple(member for member in planned.members if self.obstacle(member) is None)
 
 
-def preflight(run: Run, machine: Machine) -> Preflight:
+def preflight(run: Run, machine: Machine, *, attaching: bool = False) -> Preflight:
     """Asks every collector. Raises PreflightError when none of them could do anything here."""
-    result = Preflight(tuple((member, tuple(_checks(member, machine))) for member in run.collectors()))
+    result = Preflight(tuple((member, tuple(_checks(member, machine, attaching))) for member in run.collectors()))
     if not any(result.able(planned) for planned in run.passes):
         obstacles = [check for member in run.collectors() if (check := result.obstacle(member))]
         raise PreflightError(
@@ -46,7 +46,11 @@ def preflight(run: Run, machine: Machine) -> Preflight:
     return result
 
 
-def _checks(collector: Collector, machine: Machine) -> list[Check]:
+def _checks(collector: Collector, machine: Machine, attaching: bool) -> list[Check]:
+    if attaching and not collector.can_attach:
+        return [
+            Check(collector.use, "missing", "can't look at a process that already runs", "start the program under it")
+        ]
     try:
         return collector.checks(machine)
     except Exception as error:  # a collector from another package may raise anything; the others go on

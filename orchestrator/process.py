@@ -1,5 +1,6 @@
-"""DOOR: the only starter of processes. Short questions go through `sh`; the measured target and the profilers are started
-so that nothing is added to their run: real files for output, their own session, no shell, no pipe to be filled."""
+"""DOOR: the only starter of processes. Short questions go through `sh`; the measured target and the profilers are
+started so that nothing is added to their run: real files for output, their own session, no shell, no pipe to be
+filled."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -36,7 +37,8 @@ _PR_SET_PTRACER = 0x59616D61
 
 @dataclass(frozen=True)
 class Answer:
-    """What a short command said. `exit` is None when it could not be started or had to be killed; `error` then says why."""
+    """What a short command said. `exit` is None when it could not be started or had to be killed; `error` then says
+    why."""
 
     argv: tuple[str, ...]
     exit: Exit | None
@@ -52,7 +54,8 @@ class Answer:
 def ask(
     argv: Sequence[str], *, timeout_s: float = 10.0, env: Mapping[str, str] | None = None, cwd: str | None = None
 ) -> Answer:
-    """Runs a short command to its end, or kills its whole group after `timeout_s`. Never raises for what the command does."""
+    """Runs a short command to its end, or kills its whole group after `timeout_s`. Never raises for what the command
+    does."""
     import sh
 
     words = tuple(argv)
@@ -161,20 +164,35 @@ class Started:
 
 
 def start(spec: Spec, *, gated: bool = False) -> Started:
-    """Starts the target. `gated`: it is stopped just before its exec, for tools to attach; `open_gate` lets it go on."""
+    """Starts the target. `gated`: it is stopped just before its exec, for tools to attach; `open_gate` lets it go
+    on."""
     failure, failure_write = os.pipe2(os.O_CLOEXEC)
     tracer = _yama_tracer()
     pid = os.fork()
     if pid == 0:
         _become(spec, gated, failure_write, tracer)
     os.close(failure_write)
-    if gated:
-        os.waitpid(pid, os.WUNTRACED)
+    if gated:  # WNOWAIT: one that failed before it could stop must still be there to be waited for
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     return Started(pid, failure)
 
 
+@contextlib.contextmanager
+def stopped_child() -> Iterator[int]:
+    """The pid of a child that stands still before its exec, as a gated target does: to try what may be done to one."""
+    with Path(os.devnull).open("r+b") as null:
+        fd = null.fileno()
+        child = start(Spec("/bin/true", ("true",), {}, "/", fd, fd, fd, Child()), gated=True)
+    try:
+        yield child.pid
+    finally:
+        send(child.pid, signal.SIGKILL)
+        child.wait(5.0)
+
+
 def _become(spec: Spec, gated: bool, failure: int, tracer: Callable[[], object] | None) -> NoReturn:
-    """The child's side: becomes the target, or says why not. Python ignores SIGPIPE and SIGXFSZ; the target must not."""
+    """The child's side: becomes the target, or says why not. Python ignores SIGPIPE and SIGXFSZ; the target must
+    not."""
     code = EXIT_NOT_FOUND
     try:
         os.setsid()
@@ -212,7 +230,8 @@ def _apply(child: Child) -> None:
 
 
 def _yama_tracer() -> Callable[[], object] | None:
-    """Where only ancestors may trace (yama 1), what the child calls to let our tools, its siblings, trace it as well."""
+    """Where only ancestors may trace (yama 1), what the child calls to let our tools, its siblings, trace it as
+    well."""
     try:
         if (_PROC / "sys/kernel/yama/ptrace_scope").read_text().strip() != "1":
             return None

@@ -1,7 +1,8 @@
-"""The names that a plan may use, and the classes behind them: a built-in line here, or an entry point of an installed package.
+"""The names that a plan may use, and the classes behind them: a built-in line here, or an entry point of an installed
+package.
 
-Entry-point groups: profrun.collectors, profrun.environment, profrun.rules. A class is imported when its name is asked for.
-"""
+Entry-point groups: profrun.collectors, profrun.environment, profrun.rules. A class is imported when its name is asked
+for. """
 
 from __future__ import annotations
 

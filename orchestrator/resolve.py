@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator import process
 from orchestrator.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, StartError, UsageError
 from orchestrator.model import Pass, Target, Window
-from orchestrator.process import ask
 
 if TYPE_CHECKING:
     from orchestrator.collectors.base import Collector
@@ -55,6 +55,22 @@ def resolve(plan: Plan, command: Sequence[str], first_index: int = 1) -> Run:
             "profrun PLAN -- python train.py",
         )
     return Run(plan, target(words, plan.target.cwd, plan.target.env), passes(plan, first_index))
+
+
+def attach(plan: Plan, pids: Sequence[int], duration_s: float | None) -> Run:
+    """The run that looks at processes which already run: one pass a group, for `duration_s` or until they end.
+
+    Raises UsageError when one of them does not exist."""
+    for pid in pids:
+        if not process.alive(pid):
+            raise UsageError(f"there is no process {pid}", "it has ended, or never was", "look it up: pgrep -af python")
+    looked_at = Target(
+        process.argv_of(pids[0]) or (f"pid {pids[0]}",), process.exe_of(pids[0]) or "", "/", dict(os.environ)
+    )
+    span = window(plan) or Window()
+    span = replace(span, for_s=duration_s if duration_s is not None else span.for_s, then="continue")
+    planned = tuple(replace(p, window=span, role="profiled") for p in passes(plan) if p.role == "profiled")
+    return Run(plan, looked_at, planned)
 
 
 def target(words: tuple[str, ...], cwd: str, env_set: Mapping[str, str]) -> Target:
@@ -103,7 +119,7 @@ def _real(path: str, word: str, env: Mapping[str, str]) -> tuple[str, tuple[str,
     manager = _manager(path)
     if manager is None:
         return path, ()
-    answer = ask([manager, "which", Path(word).name], env=env, timeout_s=10)
+    answer = process.ask([manager, "which", Path(word).name], env=env, timeout_s=10)
     found = answer.stdout.strip()
     if not answer.ok or not os.access(found, os.X_OK):
         return path, ()
@@ -169,7 +185,8 @@ def window(plan: Plan) -> Window | None:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will cost: starts of the target, time as a multiple of one bare run (and in seconds where that is known)."""
+    """What a run will cost: starts of the target, time as a multiple of one bare run (and in seconds where that is
+    known)."""
 
     starts: int
     bare_runs: float
@@ -178,7 +195,8 @@ class Estimate:
 
 
 def estimate(passes: Sequence[Pass], bare_wall_s: float | None) -> Estimate:
-    """The cost of the passes by the collectors' typical slowdowns; a shared pass is as slow as all its tools together."""
+    """The cost of the passes by the collectors' typical slowdowns; a shared pass is as slow as all its tools
+    together."""
     factors = [slowdown(planned) for planned in passes]
     total = sum(factors)
     raw = sum(member.raw_bytes for planned in passes for member in planned.members)

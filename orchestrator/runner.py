@@ -107,13 +107,16 @@ def run(request: Request, console: Console) -> Report:
 
 def resolve_plan(state: State) -> None:
     """Which program, which passes."""
-    first = _next_index(state) if state.request.into else 1
-    state.run = resolve.resolve(state.request.plan, state.request.command, first)
+    request = state.request
+    if request.pids:
+        state.run = resolve.attach(request.plan, request.pids, request.duration_s)
+        return
+    state.run = resolve.resolve(request.plan, request.command, _next_index(state) if request.into else 1)
 
 
 def check(state: State) -> None:
     """What can work here."""
-    state.checks = preflight(state.run, state.machine)
+    state.checks = preflight(state.run, state.machine, attaching=bool(state.request.pids))
 
 
 def open_folder(state: State) -> None:
@@ -134,7 +137,8 @@ def open_folder(state: State) -> None:
 
 
 def apply_environment(state: State) -> None:
-    """The machine into the plan's state; a step with `on_fail: fail` that does not work keeps the passes from running."""
+    """The machine into the plan's state; a step with `on_fail: fail` that does not work keeps the passes from
+    running."""
     state.environment = Environment(state.machine, state.folder)
     if not state.environment.apply(state.run.plan.environment):
         state.console.warn("the environment could not be brought into the plan's state: no pass is run")

@@ -12,7 +12,8 @@ _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Signals:
-    """A context in which INT, TERM and HUP are noted. While `passing` they reach the target; else the second one ends profrun.
+    """A context in which INT, TERM and HUP are noted. While `passing` they reach the target; else the second one ends
+    profrun.
 
     A signal that was ignored at the start (nohup) stays ignored."""
 

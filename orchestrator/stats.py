@@ -25,16 +25,15 @@ their median is not worth a name."""
 def t975(df: float) -> float:
     """The 0.975 quantile of Student's t for `df` >= 1 degrees of freedom: half a 95 % interval, in standard errors.
 
-    Up to 30 from the table in NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2, linear in 1/df between its
-    rows; beyond by the expansion in Abramowitz & Stegun, 26.7.5, there good to five digits.
-    """
+    Up to 30 from the table in NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2; between its rows log t is
+    taken as linear in 1/df, which is up to 3 % too wide between 1 and 2 and good to four digits from 5 on. Beyond 30
+    by the expansion in Abramowitz & Stegun, 26.7.5, good to four digits there. """
     if df >= len(_T975):
         z, n = _Z975, df
         return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
     low = max(int(df), 1)
-    low_value, high_value = _T975[low - 1], _T975[low]
     share = (1 / low - 1 / max(df, 1.0)) / (1 / low - 1 / (low + 1))
-    return low_value + share * (high_value - low_value)
+    return float(_T975[low - 1] ** (1 - share) * _T975[low] ** share)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:

@@ -12,8 +12,8 @@ _BLOCK = 1 << 20
 
 
 class Stdin:
-    """profrun's stdin, handed to each pass. A terminal or device is passed on as it is, a file is read from where it stood;
-    what comes through a pipe is kept while the first pass reads it and replayed to the others."""
+    """profrun's stdin, handed to each pass. A terminal or device is passed on as it is, a file is read from where it
+    stood; what comes through a pipe is kept while the first pass reads it and replayed to the others."""
 
     def __init__(self, spool: Path, passes: int) -> None:
         self._spool, self._once = spool, passes <= 1

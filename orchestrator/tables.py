@@ -1,4 +1,5 @@
-"""The canonical tables: one name, one meaning, whatever tool filled them. Times are ns; units stand in the column names."""
+"""The canonical tables: one name, one meaning, whatever tool filled them. Times are ns; units stand in the column
+names."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A canonical table in memory: `columns` maps each column name to a sequence (list, NumPy array), all of one length.
+    """A canonical table in memory: `columns` maps each column name to a sequence (list, NumPy array), all of one
+    length.
 
     clock: `epoch` when its times are ns since the Unix epoch, `relative` when only their differences mean something.
     dropped: rows that the tool's file held and that could not be read.
@@ -44,7 +46,8 @@ class Table:
 
     @classmethod
     def of(cls, name: str, rows: Iterable[Sequence[Any]], columns: Sequence[str] | None = None, **more: Any) -> Table:
-        """A table from rows. `columns` defaults to the schema's columns without `capture`; a row is a tuple in that order."""
+        """A table from rows. `columns` defaults to the schema's columns without `capture`; a row is a tuple in that
+        order."""
         names = list(columns) if columns is not None else [c.name for c in SCHEMAS[name] if c.name != "capture"]
         data: dict[str, list[Any]] = {n: [] for n in names}
         stores = list(data.values())
@@ -77,7 +80,8 @@ _DURATION = Column("duration_ns", "int", "duration", "ns")
 
 
 def _statistics(*keys: Column) -> tuple[Column, ...]:
-    """Keys followed by the statistics that every `*_summary` table has; medians and deviations as `nsys stats` computes them."""
+    """Keys followed by the statistics that every `*_summary` table has; medians and deviations as `nsys stats`
+    computes them."""
     return _columns(
         *keys,
         Column("count", "int", "number of occurrences"),
@@ -218,7 +222,8 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
 
 
 def arrow(name: str, tables: Iterable[Table]) -> pyarrow.Table:
-    """The given parts of one canonical table as one Arrow table with the schema's types, units and meanings in its metadata.
+    """The given parts of one canonical table as one Arrow table with the schema's types, units and meanings in its
+    metadata.
 
     A column outside the schema is a programming error and raises KeyError; a missing one is filled with nulls."""
     import pyarrow as pa
@@ -264,7 +269,8 @@ def _clock(parts: Iterable[Table]) -> str:
 
 
 def read(path: Path) -> pandas.DataFrame:
-    """A table of a report as a DataFrame with nullable dtypes; each column's unit and meaning are in `.attrs["columns"]`."""
+    """A table of a report as a DataFrame with nullable dtypes; each column's unit and meaning are in
+    `.attrs["columns"]`."""
     import pandas as pd
     import pyarrow.parquet as pq
 

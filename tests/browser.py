@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import fcntl
 import itertools
 import json
@@ -16,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-extensions",
-    "--hide-scrollbars", "--remote-debugging-pipe", "--force-color-profile=srgb",
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+    "--disable-extensions", "--hide-scrollbars", "--remote-debugging-pipe", "--force-color-profile=srgb",
 )  # fmt: skip
 
 
 class Browser:
-    """One page in a headless Chromium with a profile of its own. Collects console errors and the requests that the page makes."""
+    """One page in a headless Chromium with a profile of its own. Collects console errors and the page's requests."""
 
     def __init__(self, width: int = 1280, height: int = 900) -> None:
         self._profile = tempfile.mkdtemp(prefix="profrun-chromium-")
@@ -42,7 +43,7 @@ class Browser:
         ours, theirs = os.pipe(), os.pipe()
         for end in (ours[1], theirs[0]):
             os.set_inheritable(end, False)
-        # Chromium reads commands from descriptor 3 and answers on 4; high numbers keep the two from overwriting each other.
+        # Chromium reads commands from descriptor 3 and answers on 4; high numbers keep these two out of the way.
         source, sink = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 20) for fd in (ours[0], theirs[1]))
         argv = [str(shutil.which("chromium")), *FLAGS, f"--user-data-dir={self._profile}"]
         quiet = (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)
@@ -131,10 +132,8 @@ class Browser:
     def close(self) -> None:
         for fd in (self._to, self._from):
             os.close(fd)
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         os.waitpid(self._pid, 0)
         shutil.rmtree(self._profile, ignore_errors=True)
 

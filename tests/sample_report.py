@@ -1,4 +1,4 @@
-"""A report such as a real run leaves, with names that try to break out of whatever shows them. Nothing in it is random."""
+"""A report such as a real run leaves, with names that try to break out of whatever shows them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from orchestrator.model import (
 from orchestrator.report import Report, RunInfo, TableInfo
 from orchestrator.tables import Table
 
-EVIL = "</script><script>document.documentElement.dataset.owned='1'</script><img src=x onerror=\"document.documentElement.dataset.owned='2'\">"
+EVIL = "</script><script>document.documentElement.dataset.owned='1'</script><img src=x onerror=\"owned='2'\">"
 QUOTES = 'say "it\'s" `ticked` | piped & <b>bold</b> \\ back'
 LONG = "void gemm_kernel<" + ", ".join(f"Shape<{i}, {i * 2}>" for i in range(260)) + ">(Params)"
 BIDI = "safe\u202egnp.exe\x1b[31m\x00"
@@ -216,46 +216,37 @@ def _tables() -> Sequence[Table]:
 
 
 def _stacks() -> Table:
-    lib = f"{PYTHON}/site-packages/torch"
-    main = "<module> (/home/ada/project/scripts/demo/train_cnn.py:120)"
-    boot = "_find_and_load (<frozen importlib._bootstrap>:1176)"
-    loop = f"{main};train (/home/ada/project/scripts/demo/train_cnn.py:88)"
-    call = f"Module._call_impl ({lib}/nn/modules/module.py:1787)"
-    forward = f"{loop};{call};CNN.forward (/home/ada/project/scripts/demo/train_cnn.py:41);{call}"
-    step = f"{loop};Optimizer.profile_hook_step.<locals>.wrapper ({lib}/optim/optimizer.py:533);SGD.step ({lib}/optim/sgd.py:124)"
-    heavy = [
-        (f"{forward};Conv2d.forward ({lib}/nn/modules/conv.py:553);Conv2d._conv_forward ({lib}/nn/modules/conv.py:548);at::native::convolution (libtorch_cpu.so)", 74),
-        (f"{forward};Linear.forward ({lib}/nn/modules/linear.py:134);addmm (libtorch_cpu.so)", 31),
-        (f"{forward};relu ({lib}/nn/functional.py:1704)", 11),
-        (f"{loop};Tensor.backward ({lib}/_tensor.py:648);_engine_run_backward ({lib}/autograd/graph.py:865)", 96),
-        (f"{step};_multi_tensor_sgd ({lib}/optim/sgd.py:465)", 18),
-        (f"{step};Optimizer.zero_grad ({lib}/optim/optimizer.py:1020)", 3),
-        (f"{loop};synthetic_batch (/home/ada/project/scripts/demo/data.py:17);randn (libtorch_cpu.so)", 12),
-        (f"{main};{boot};_load_unlocked (<frozen importlib._bootstrap>:690);<module> ({lib}/__init__.py:2100)", 40),
-        (f"{main};{boot};{EVIL} (/home/ada/project/{EVIL}.py:1)", 4),
-        (f"{main};{QUOTES.replace(';', ',')} (/home/ada/project/odd names.py:7);{BIDI}", 6),
-        (f"{main};{LONG.replace(';', ',')}", 9),
-        (main, 1),
-    ]  # fmt: skip
-    wide = [
-        (
-            f"{loop};callback_{i % 40} (/home/ada/project/hooks.py:{i % 40});leaf_{i} ({PYTHON}/json/encoder.py:{i})",
-            1 + i % 3,
-        )
-        for i in range(600)
-    ]
-    deep = [(";".join([loop, *(f"recurse (/home/ada/project/tree.py:{i})" for i in range(90))]), 5)]
-    workers = [
-        (
-            f"Thread._bootstrap ({PYTHON}/threading.py:1002);Thread.run ({PYTHON}/threading.py:982);Condition.wait ({PYTHON}/threading.py:327)",
-            160,
-        )
-    ]
-    rows = [("MainThread", "wall", s, n) for s, n in (*heavy, *wide, *deep)]
-    rows += [(f"Worker {i}; <b>", "wall", s, n) for i in (1, 2) for s, n in workers]
-    rows += [("MainThread", "gil", s, n // 2 + 1) for s, n in heavy]
+    torch, demo = f"{PYTHON}/site-packages/torch", "/home/ada/project/scripts/demo"
+    main = f"<module> ({demo}/train_cnn.py:120)"
+    boot = f"{main};_find_and_load (<frozen importlib._bootstrap>:1176)"
+    loop = f"{main};train ({demo}/train_cnn.py:88)"
+    call = f"Module._call_impl ({torch}/nn/modules/module.py:1787)"
+    forward = f"{loop};{call};CNN.forward ({demo}/train_cnn.py:41);{call}"
+    convolve = f"{forward};Conv2d.forward ({torch}/nn/modules/conv.py:553)"
+    step = f"{loop};wrapper ({torch}/optim/optimizer.py:533);SGD.step ({torch}/optim/sgd.py:124)"
+    wait = f"Thread._bootstrap ({PYTHON}/threading.py:1002);Condition.wait ({PYTHON}/threading.py:327)"
+    heavy = {
+        f"{convolve};_conv_forward ({torch}/nn/modules/conv.py:548);at::native::convolution (libtorch_cpu.so)": 74,
+        f"{forward};Linear.forward ({torch}/nn/modules/linear.py:134);addmm (libtorch_cpu.so)": 31,
+        f"{forward};relu ({torch}/nn/functional.py:1704)": 11,
+        f"{loop};backward ({torch}/_tensor.py:648);_engine_run_backward ({torch}/autograd/graph.py:865)": 96,
+        f"{step};_multi_tensor_sgd ({torch}/optim/sgd.py:465)": 18,
+        f"{step};zero_grad ({torch}/optim/optimizer.py:1020)": 3,
+        f"{loop};synthetic_batch ({demo}/data.py:17);randn (libtorch_cpu.so)": 12,
+        f"{boot};_load_unlocked (<frozen importlib._bootstrap>:690);<module> ({torch}/__init__.py:2100)": 40,
+        f"{boot};{EVIL} (/home/ada/project/{EVIL}.py:1)": 4,
+        f"{main};{QUOTES} (/home/ada/project/odd names.py:7);{BIDI}": 6,
+        f"{main};{LONG}": 9,
+        main: 1,
+    }
+    hook, leaf = "callback_{0} (/home/ada/project/hooks.py:{0})", "leaf_{0} (" + PYTHON + "/json/encoder.py:{0})"
+    wide = {f"{loop};{hook.format(i % 40)};{leaf.format(i)}": 1 + i % 3 for i in range(600)}
+    deep = {";".join([loop, *(f"recurse (/home/ada/project/tree.py:{i})" for i in range(90))]): 5}
+    rows = [("MainThread", "wall", s, n) for s, n in (heavy | wide | deep).items()]
+    rows += [(f"Worker {i}; <b>", "wall", wait, 160) for i in (1, 2)]
+    rows += [("MainThread", "gil", s, n // 2 + 1) for s, n in heavy.items()]
     columns = ("capture", "pid", "process", "thread", "kind", "stack", "samples", "weight_ns")
-    full = [("p09-py-spy", 4242, "python scripts/demo/train_cnn.py", t, k, s, n, n * 10_000_000) for t, k, s, n in rows]
+    full = [("p09-py-spy", 4242, "python train_cnn.py", t, k, s, n, n * 10_000_000) for t, k, s, n in rows]
     return Table.of("stacks", full, columns)
 
 

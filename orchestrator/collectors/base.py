@@ -1,8 +1,7 @@
 """The interface of a collector: a frozen pydantic model whose fields are its options and whose methods return data.
 
-A new collector is one file beside this one, one line in `registry.py` and one folder of golden files. It starts no process and
-writes no file: `launch` says what should run, the runner runs it.
-"""
+A new collector is one file beside this one, one line in `registry.py` and one folder of golden files. It starts no
+process and writes no file: `launch` says what should run, the runner runs it. """
 
 from __future__ import annotations
 
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parsed:
-    """What a capture's files say. `status`, `reason` and `trust` are set only where the data shows another state than the run did."""
+    """What a capture's files say. `status`, `reason` and `trust` are set only where the data shows another state than
+    the run did."""
 
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()

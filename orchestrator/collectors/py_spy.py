@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -27,8 +30,8 @@ ENOUGH = 0.8
 """A capture with less than this share of the samples asked for is degraded."""
 WAITING = 0.1
 """A target that used less than this share of its time on processors was mostly waiting."""
-_JUDGED_FROM_SAMPLES = 50
-"""The time between two samples is random: fewer samples say little about the rate that was reached."""
+_SIGMA = 3
+"""py-spy waits a random time between samples, so their number is random too: so far below the mean it is no chance."""
 
 
 class PySpy(Collector):
@@ -61,14 +64,14 @@ class PySpy(Collector):
     @classmethod
     def _whole(cls, value: float | None) -> float | None:
         if value is not None and (value < 1 or value != int(value)):
-            raise ValueError("py-spy takes whole numbers from 1")
+            raise ValueError(f"py-spy takes whole numbers only: write {math.ceil(value) or 1}")
         return value
 
     @model_validator(mode="after")
     def _possible(self) -> PySpy:
         if self.native and self.nonblocking:
             raise ValueError(
-                "native and nonblocking exclude each other: py-spy can walk native stacks only while the target is stopped"
+                "native and nonblocking exclude each other: native stacks are read while the target stands"
             )
         return self
 
@@ -84,50 +87,49 @@ class PySpy(Collector):
             return [Check(self.use, "missing", wanted, "pip install --upgrade py-spy")]
         permission = machine.ptrace()
         if not permission.allowed:
-            return [Check(self.use, "blocked", permission.why, permission.fix)]
+            return [Check(self.use, "warn" if self.nonblocking else "blocked", permission.why, permission.fix)]
         return found
 
     def launch(self, job: Job) -> Launch:
-        when: When = "start" if job.pids else "window" if job.window else "python"
-        besides = tuple(
-            Beside(tuple(word.replace("{pid}", str(pid)) if pid else word for word in argv), when, signal="SIGINT")
-            for pid in job.pids or (None,)
-            for argv in self._argvs(job)
-        )
-        shared = self._beside_a_tracer(job) and not self.nonblocking
+        """Attaches to each Python process as it appears: a target held before its exec has none yet."""
+        when: When = "window" if job.window else "start" if job.pids else "python"
+        named = tuple(map(str, job.pids)) or ("{pid}",)
+        spared = not self.nonblocking and self._shares_tracing(job)
         return Launch(
-            beside=besides,
+            beside=tuple(Beside(argv, when) for pid in named for argv in self._argvs(job, pid)),
             artifacts=(
                 Expect("profile", "profile.*", "chrometrace" if self.idle else "folded"),
                 Expect("gil", "gil.*", "folded", required=False),
                 Expect("log", "*.log", "text", required=False),
             ),
             signs=_signs(when, job),
-            notes=("beside strace it samples without stopping the target: some stacks may be wrong",) if shared else (),
+            notes=("sampled without stopping the target, as strace holds it: some stacks may be wrong",)
+            if spared
+            else (),
         )
 
-    def _argvs(self, job: Job) -> Iterator[tuple[str, ...]]:
-        """py-spy, whoever tells when threads ended, and the second py-spy if it is wanted."""
-        nonblocking = self.nonblocking or self._beside_a_tracer(job)
-        modes = (("--native", self.native), ("--nonblocking", nonblocking), ("--idle", self.idle))
-        chosen = tuple(word for word, wanted in modes if wanted)
+    def _argvs(self, job: Job, pid: str) -> Iterator[tuple[str, ...]]:
+        """py-spy, what tells when threads have ended, and the second py-spy where it is wanted."""
+        native = ("--native",) if self.native else ()
+        nonblocking = ("--nonblocking",) if self.nonblocking or self._shares_tracing(job) else ()
         if self.idle:
-            yield self._argv(job, "chrometrace", f"{job.dir}/profile.{{n}}.json", *chosen)
+            form = ("--format", "chrometrace", "--idle", "--output", f"{job.dir}/profile.{{n}}.chrometrace.json")
         else:
-            yield self._argv(job, "raw", f"{job.dir}/profile.{{n}}.txt", "--full-filenames", *chosen)
-        yield (sys.executable, "-I", "-S", lives.__file__, "{pid}")
+            form = ("--format", "raw", "--full-filenames", "--output", f"{job.dir}/profile.{{n}}.raw.txt")
+        yield (*self._record(job, pid), *native, *nonblocking, *form)
+        yield (sys.executable, "-I", "-S", lives.__file__, pid)
         if self.gil:
-            modes_of_gil = ("--full-filenames", "--gil", "--nonblocking")
-            yield self._argv(job, "raw", f"{job.dir}/gil.{{n}}.txt", *modes_of_gil)
+            form = ("--format", "raw", "--full-filenames", "--output", f"{job.dir}/gil.{{n}}.raw.txt")
+            yield (*self._record(job, pid), "--gil", "--nonblocking", *form)
 
-    def _argv(self, job: Job, form: str, output: str, *modes: str) -> tuple[str, ...]:
-        spy = ("env", f"RUST_LOG={pyspy.VERBOSE}", job.tool.path or "py-spy", "record", "--pid", "{pid}")
-        tree = (("--subprocesses",) if self.subprocesses else ()) + (("--threads",) if self.threads else ())
-        limit = ("--duration", str(int(self.duration))) if self.duration else ()
-        return (*spy, "--rate", str(int(self.rate)), *tree, *modes, *limit, "--format", form, "--output", output)
+    def _record(self, job: Job, pid: str) -> tuple[str, ...]:
+        spy = ("env", f"RUST_LOG={pyspy.VERBOSE}", job.tool.path or "py-spy", "record", "--pid", pid)
+        tree = (*(("--subprocesses",) if self.subprocesses else ()), *(("--threads",) if self.threads else ()))
+        limit = ("--duration", f"{self.duration:.0f}") if self.duration else ()
+        return (*spy, "--rate", f"{self.rate:.0f}", *tree, *limit)
 
-    def _beside_a_tracer(self, job: Job) -> bool:
-        """A process has one tracer: where strace holds it, py-spy can only read the memory."""
+    def _shares_tracing(self, job: Job) -> bool:
+        """A process has one tracer. Where strace is that, py-spy can still read its memory, though no native stacks."""
         return not self.native and any(name.startswith("strace") for name in job.partners)
 
     # ------------------------------------------------------------ after
@@ -141,17 +143,16 @@ class PySpy(Collector):
         reading.take(capture.paths("gil"), "gil")
         quality = _Quality(reading, main, idle, capture)
         status, reason = quality.verdict()
-        tables = (stacks_table(reading.rows, rate_hz), functions_table(reading.rows, rate_hz)) if main else ()
+        rows = reading.rows
+        tables = (stacks_table(rows, rate_hz), functions_table(rows, rate_hz)) if rows else ()
         return Parsed(tables, tuple(quality.notes()), status, reason)
 
 
 def _signs(when: When, job: Job) -> tuple[Sign, ...]:
     """What py-spy's messages mean when it has left no file, the most telling first."""
     version = job.tool.version or "of this version"
-    blind = (
-        f"py-spy {version} does not recognise this Python: it reads CPython, and new versions of it only when updated"
-    )
-    gone, none = "the target ended before py-spy could attach to it", "no Python process was found in the target"
+    blind = f"py-spy {version} does not know this Python: it reads CPython, and a new one only after an update"
+    none = "no Python process was found in the target"
     known = when == "python"  # profrun itself has seen that it is Python
     return (
         Sign(
@@ -159,13 +160,19 @@ def _signs(when: When, job: Job) -> tuple[Sign, ...]:
             "blocked",
             "{0} traces the target, and a process has one tracer at a time: set nonblocking: true, or leave {0} out",
         ),
-        Sign(r"Permission [Dd]enied", "blocked", f"not allowed to look into the target: {_fix(job, other_user=True)}"),
         Sign(
-            r"Failed to suspend process", "blocked", f"not allowed to trace the target: {_fix(job, other_user=False)}"
+            "can't be looked at: Permission denied|Permission Denied: Try running again",
+            "blocked",
+            f"not allowed to look into the target: {_fix(job, other_user=True)}",
         ),
+        Sign("Failed to suspend process", "blocked", f"not allowed to trace the target: {_fix(job, other_user=False)}"),
         Sign(r"Unsupported version of Python: (\S+)", "tool_failed", f"{blind} (Python {{0}})"),
-        Sign(r"Failed to find python version", "tool_failed" if known else "empty", blind if known else none),
-        Sign(r"Failed to get process executable name|No such process|No python processes found", "empty", gone),
+        Sign("Failed to find python version", "tool_failed" if known else "empty", blind if known else none),
+        Sign(
+            "Failed to get process executable name|No python processes found",
+            "empty",
+            "the target ended before py-spy could attach to it",
+        ),
         Sign(r"(?m)^error: (.+)", "tool_failed", f"py-spy {version} refused its options: {{0}}"),
         Sign(r"(?m)^Error: (.+)", "tool_failed", "py-spy failed: {0}"),
         Sign(r"\A\s*\Z", "empty", none),
@@ -188,7 +195,7 @@ def _fix(job: Job, other_user: bool) -> str:
 
 
 def _serial(path: Path) -> int:
-    """The number that profrun gave a helper, and so its files: profile.3.json, 3.stderr.log; the first one's logs have none."""
+    """The number of the helper that left a file: 3 of profile.3.chrometrace.json and 3.stderr.log, 0 of stderr.log."""
     found = re.search(r"\d+", path.name)
     return int(found[0]) if found else 0
 
@@ -208,7 +215,8 @@ class _Logs:
     def read(cls, paths: Iterable[Path]) -> _Logs:
         texts: dict[int, str] = {}
         for path in paths:
-            texts[_serial(path)] = texts.get(_serial(path), "") + path.read_text(errors="replace")
+            with suppress(OSError):
+                texts[_serial(path)] = texts.get(_serial(path), "") + path.read_text(errors="replace")
         told = "".join(texts.values())
         died = re.findall(r"^died (\d+) (\d+) (\d+)$", told, re.M)
         cpu = re.findall(r"^cpu \d+ (\d+) (\d+)$", told, re.M)
@@ -278,79 +286,85 @@ class _Quality:
     def errors(self) -> int:
         return sum(log.errors or 0 for log in self._spies())
 
-    def reached_hz(self) -> float | None:
-        """Samples a second of a thread; None where that can't be told: threads that wait were left out, or there are few."""
-        spies, seconds = self._spies(), sum(row.weight_ns for row in self.main) / 1e9
+    def behind_s(self) -> float:
+        return max((log.behind_s or 0.0 for log in self._spies()), default=0.0)
+
+    def reached(self) -> float | None:
+        """The share of the samples asked for that was taken; None where waiting threads are left out or nobody counted."""
+        spies, wanted = self._spies(), sum(row.weight_ns for row in self.main) / 1e9 * self.rate_hz
         samples = [log.samples for log in spies if log.samples is not None]
-        if not self.idle or len(samples) != len(spies) or not spies or seconds * self.rate_hz < _JUDGED_FROM_SAMPLES:
+        if not self.idle or not wanted or not samples or len(samples) < len(spies):
             return None
-        return sum(samples) / seconds
+        return sum(samples) / wanted
+
+    def _likely(self) -> float:
+        """The share that chance alone leaves, by the number of samples of the thread that lived longest."""
+        by_thread: Counter[tuple[int | None, str | None]] = Counter()
+        for row in self.main:
+            by_thread[row.pid, row.thread] += row.weight_ns
+        return 1 - _SIGMA / math.sqrt(max(by_thread.values()) / 1e9 * self.rate_hz or 1)
 
     def verdict(self) -> tuple[Status | None, str | None]:
         """The status and its reason, where they are not simply ok. Raises ParseError when no file could be read."""
         if not self.main:
             return self._nothing()
-        reached_hz = self.reached_hz()
-        if reached_hz is not None and reached_hz < ENOUGH * self.rate_hz:
-            failed = f"; {self.errors()} more could not be read" if self.errors() else ""
-            advice = "the process may have replaced its program (exec)" if failed else "ask for a lower rate"
-            return "degraded", f"{reached_hz:.3g} of {self.rate_hz:g} samples a second were taken{failed}: {advice}"
+        reached, errors = self.reached(), self.errors()
+        if reached is not None and reached < min(ENOUGH, self._likely()):
+            exec_like = errors and not self.behind_s()
+            cause = f"{errors} more could not be read, as after an exec" if exec_like else "ask for a lower rate"
+            return "degraded", f"{reached * self.rate_hz:.3g} of {self.rate_hz:g} samples a second were taken: {cause}"
         if self.reading.damages:
             return "degraded", "; ".join(self.reading.damages)
         return None, None
 
     def _nothing(self) -> tuple[Status, str]:
-        run = self.capture.run
-        ran = f"target ran {show_duration(run.wall_s)}" if run else "target ended"
+        run, errors = self.capture.run, self.errors()
         if self.reading.damages:
             raise ParseError("; ".join(self.reading.damages))
-        if self.errors():
-            return (
-                "tool_failed",
-                f"none of {self.errors()} samples could be read: the process has replaced its program (exec)",
-            )
+        if errors:
+            return "tool_failed", f"none of {errors} samples could be read: the process has replaced its program (exec)"
+        ran = f"target ran {show_duration(run.wall_s)}" if run else "target ended"
         if not self.idle:
             return "empty", f"{ran}, no thread of it on a processor at a sample: use idle: true to see where it waits"
         return "empty", f"{ran}: too short for a sample"
 
     def notes(self) -> Iterator[str]:
-        reached_hz, errors = self.reached_hz(), self.errors()
-        if reached_hz is not None:
-            yield f"asked for {self.rate_hz:g} samples a second of each thread, reached {reached_hz:.3g}"
+        reached, errors = self.reached(), self.errors()
+        if reached is not None:
+            yield f"asked for {self.rate_hz:g} samples a second of each thread, reached {reached * self.rate_hz:.3g}"
         if errors:
             yield f"{errors} samples could not be read"
-        behind_s = max((log.behind_s or 0 for log in self._spies()), default=0)
-        if behind_s:
-            yield f"py-spy was up to {show_duration(behind_s)} behind; the target was held up as well"
+        if self.behind_s():
+            yield f"py-spy was up to {show_duration(self.behind_s())} behind, and held the target up"
         yield from self._processes()
         yield from self._waiting()
 
     def _processes(self) -> Iterator[str]:
         profiled = {row.pid for row in self.main if row.pid is not None}
         failed = {pid: why for log in self._spies() for pid, why in log.failed.items() if pid not in profiled}
-        missed = {pid: why for pid, why in failed.items() if not why.startswith(_NOT_PYTHON)}
+        missed = {pid: why for pid, why in failed.items() if not why.startswith(_NOT_MISSED)}
+        reasons = "".join(f"; {pid}: {why}" for pid, why in sorted(missed.items())[:5])
         if profiled or missed:
-            reasons = "".join(f"; {pid}: {why}" for pid, why in sorted(missed.items())[:5])
-            yield f"{len(profiled) + len(missed)} Python processes seen, {len(profiled)} profiled{reasons}"
+            yield f"Python processes: {len(profiled) + len(missed)} seen, {len(profiled)} profiled{reasons}"
 
     def _waiting(self) -> Iterator[str]:
-        share = self._cpu_share()
-        if share is None or share >= WAITING or not self.main:
-            return
-        seconds = self.reading.logs.seen_ns / 1e9 or (self.capture.run.wall_s if self.capture.run else 0)
-        expected = round(seconds * self.rate_hz)
-        advice = "the stacks show where it waits" if self.idle else "use idle: true to see where"
-        yield f"target was mostly waiting: on a processor in about {round(share * expected)} of {expected} samples; {advice}"
+        share, expected = self._cpu_share()
+        if share is not None and share < WAITING:
+            advice = "the stacks show where" if self.idle else "use idle: true to see where"
+            yield (
+                f"target was mostly waiting: on a processor in about {share * expected:.0f} of {expected:.0f} "
+                f"expected samples; {advice}"
+            )
 
-    def _cpu_share(self) -> float | None:
-        """CPU time over the time that the processes lived, of the Python processes seen, else of the run."""
+    def _cpu_share(self) -> tuple[float | None, float]:
+        """CPU time over lifetime, and the lifetime in samples: of the Python processes where seen, else of the run."""
         logs, run = self.reading.logs, self.capture.run
         if logs.cpu_ns is not None and logs.seen_ns:
-            return logs.cpu_ns / logs.seen_ns
+            return logs.cpu_ns / logs.seen_ns, logs.seen_ns / 1e9 * self.rate_hz
         if run is None or run.user_s is None or run.sys_s is None or not run.wall_s:
-            return None
-        return (run.user_s + run.sys_s) / run.wall_s
+            return None, 0
+        return (run.user_s + run.sys_s) / run.wall_s, run.wall_s * self.rate_hz
 
 
-_NOT_PYTHON = ("Failed to find python version", "Failed to get process executable name", "No such process")
-"""Why a process could not be read that is no Python, or had ended: neither is missing from the profile."""
+_NOT_MISSED = ("Failed to find python version", "Failed to get process executable name")
+"""Why a process could not be read that is not Python, or had ended already."""

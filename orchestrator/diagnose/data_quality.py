@@ -8,7 +8,8 @@ from orchestrator.model import Finding
 from orchestrator.report import Report
 
 SPREAD_LIMIT = 0.10
-"""pyperf calls a benchmark unstable when its standard deviation is 10 % of the mean or more (pyperf, `check` command)."""
+"""pyperf calls a benchmark unstable when its standard deviation is 10 % of the mean or more (pyperf, `check`
+command)."""
 
 
 def unstable_timing(report: Report) -> Iterator[Finding]:

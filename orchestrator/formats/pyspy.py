@@ -223,8 +223,8 @@ class _Replay:
             self.weights[node] = self.weights.get(node, 0) + now - since
 
     def stacks(self) -> list[Stack]:
-        """Closes what is open. A process that shared its address with one seen later had ended before, as such processes
-        take turns at each sample."""
+        """Closes what is open. A process that shared its address with one seen later had ended before that, as such
+        processes take turns at each sample."""
         self.settle()
         for key, (_, since) in self.doing.items():
             end = self.sample[2]
@@ -241,7 +241,7 @@ class _Replay:
 
 
 _CLOCK_US = 200_000
-"""How far the time of a thread's end may be off; an end long before a stack belongs to an earlier thread of that number."""
+"""How far the time of a thread's end may be off. An end longer before is that of an earlier thread with its number."""
 
 
 # ---------------------------------------------------------------- raw (folded) stacks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from orchestrator.tables import Table
@@ -15,7 +15,7 @@ _FRAME = re.compile(r"(.*) \((.*?)(?::(\d+))?\)", re.S)
 
 
 class Row(NamedTuple):
-    """A stack of one thread with the time spent in it; frames from the root to the leaf, each `function (file:line)`."""
+    """A stack of one thread and the time spent in it; frames from the root to the leaf, each `function (file:line)`."""
 
     pid: int | None
     process: str | None
@@ -43,11 +43,14 @@ def stacks_table(rows: Iterable[Row], rate_hz: float) -> Table:
 
 
 def functions_table(rows: Sequence[Row], rate_hz: float) -> Table:
-    """The table `functions`, the one with the most time of its own first; a recursive function counts once in a stack."""
-    groups: dict[tuple[Any, ...], _Functions] = defaultdict(_Functions)
+    """The table `functions`, the most time of its own first; a recursive function counts once in a stack."""
+    groups: dict[tuple[Any, ...], _Functions] = {}
     all_ns: dict[str, int] = defaultdict(int)
+    known = _Known()
     for row in rows:
-        groups[row.pid, row.thread, row.kind].add(row.frames, row.weight_ns)
+        key = (row.pid, row.thread, row.kind)
+        group = groups.get(key) or groups.setdefault(key, _Functions(known))
+        group.rows.append((row.frames, row.weight_ns))
         all_ns[row.kind] += row.weight_ns
     lines = []
     for (pid, thread, kind), group in groups.items():
@@ -63,41 +66,56 @@ def _samples(weight_ns: int, rate_hz: float) -> int:
     return round(weight_ns * rate_hz / 1e9)
 
 
+class _Known(dict[str, int]):
+    """A number for each frame's function, so that a frame is taken apart once and totals are kept by small integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[tuple[str, str | None]] = []
+        self._numbers: dict[tuple[str, str | None], int] = {}
+
+    def __missing__(self, frame: str) -> int:
+        name = split_frame(frame)[:2]
+        number = self[frame] = self._numbers.setdefault(name, len(self.names))
+        if number == len(self.names):
+            self.names.append(name)
+        return number
+
+
 class _Functions:
     """Self and total time of the functions of one thread, in ns."""
 
-    def __init__(self) -> None:
-        self.function_of = _FunctionOf()
-        self.leaf_ns: dict[str, int] = defaultdict(int)
-        """By frame, that is by line: time at the leaf."""
-        self.frame_ns: dict[str, int] = defaultdict(int)
-        """By frame: time anywhere on the stack."""
-        self.total_ns: dict[tuple[str, str | None], int] = defaultdict(int)
+    def __init__(self, known: _Known) -> None:
+        self.known = known
+        self.rows: list[tuple[tuple[str, ...], int]] = []
 
-    def add(self, frames: tuple[str, ...], weight_ns: int) -> None:
-        if frames:
-            self.leaf_ns[frames[-1]] += weight_ns
-        distinct = set(frames)
-        for frame in distinct:
-            self.frame_ns[frame] += weight_ns
-        for function in set(map(self.function_of.__getitem__, distinct)):
-            self.total_ns[function] += weight_ns
-
-    def lines(self) -> Iterable[tuple[str, str | None, int | None, int, int]]:
+    def lines(self) -> Iterator[tuple[str, str | None, int | None, int, int]]:
         """(function, file, line with the most time, self, total)"""
-        own: dict[tuple[str, str | None], int] = defaultdict(int)
-        best: dict[tuple[str, str | None], tuple[int, int, str]] = {}
-        for frame, ns in self.frame_ns.items():
-            function, leaf_ns = self.function_of[frame], self.leaf_ns.get(frame, 0)
-            own[function] += leaf_ns
-            best[function] = max(best.get(function, (-1, -1, "")), (leaf_ns, ns, frame))
-        for function, total_ns in self.total_ns.items():
-            yield (*function, split_frame(best[function][2])[2], own[function], total_ns)
+        function_of = self.known.__getitem__
+        leaf_ns: dict[str, int] = defaultdict(int)
+        total_ns: dict[int, int] = defaultdict(int)
+        for frames, weight_ns in self.rows:
+            if frames:
+                leaf_ns[frames[-1]] += weight_ns
+            for function in set(map(function_of, frames)):
+                total_ns[function] += weight_ns
+        self_ns: dict[int, int] = defaultdict(int)
+        for frame, ns in leaf_ns.items():
+            self_ns[function_of(frame)] += ns
+        line_of = {**self._lines(self._passing(set(self_ns))), **self._lines(leaf_ns)}
+        for function, ns in total_ns.items():
+            yield (*self.known.names[function], line_of[function], self_ns[function], ns)
 
+    def _passing(self, leaves: set[int]) -> dict[str, int]:
+        """Time on the stack of the frames of functions that have none of their own."""
+        frames_ns: dict[str, int] = defaultdict(int)
+        wanted = {frame for frame, function in self.known.items() if function not in leaves}
+        for frames, weight_ns in self.rows:
+            for frame in wanted.intersection(frames):
+                frames_ns[frame] += weight_ns
+        return frames_ns
 
-class _FunctionOf(dict[str, tuple[str, "str | None"]]):
-    """The function and file of a frame, taken apart once."""
-
-    def __missing__(self, frame: str) -> tuple[str, str | None]:
-        self[frame] = split_frame(frame)[:2]
-        return self[frame]
+    def _lines(self, frames_ns: dict[str, int]) -> dict[int, int | None]:
+        """The line of the heaviest frame of each function."""
+        by_weight = sorted(frames_ns, key=lambda frame: frames_ns[frame])
+        return {self.known[frame]: split_frame(frame)[2] for frame in by_weight}

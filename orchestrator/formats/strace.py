@@ -179,12 +179,16 @@ _MOVES_BYTES = frozenset(
 # Where a call names its file: nowhere, by descriptor, by descriptor or name, by directory and name, by its result or those.
 _NOWHERE, _BY_FD, _BY_NAME, _BY_DIR_AND_NAME, _BY_RESULT = range(5)
 
-# A tally is a list, for speed: how often, failures, ns in all, shortest, longest, where its file stands, whether it moves bytes.
-_COUNT, _ERRORS, _TOTAL, _MIN, _MAX, _WHERE, _MOVES = range(7)
+# Tallies and uses are lists, for speed. Both begin with: how often, failures, ns in all.
+_COUNT, _ERRORS, _TOTAL = range(3)
+# A tally, for a call in a thread: shortest, longest, where its file is named, whether it moves bytes, its uses by key.
+_MIN, _MAX, _WHERE, _MOVES, _USES = range(3, 8)
 _Tally = list[Any]
+# A use, for a call and a file: bytes read and written.
+_BYTES = 3
+_Use = list[int]
+
 _BRACKET = ord(")")
-_Place = dict[bytes, list[Any]]
-"""What happened to one file, by call: count, errors, ns, bytes (None where the call moves none)."""
 
 
 @dataclass(frozen=True)
@@ -263,8 +267,9 @@ def _nanoseconds(seconds: bytes) -> int:
 
 
 class _Log:
-    """Two ways through a line: `feed` takes those of our own layout (`pid stamp name(args) = result <duration>`) whose thread and
-    call are known already, with few and cheap steps; `_line` takes every line there is. Both end in the same tallies."""
+    """Two ways through a line: `feed` takes those of our own layout, `pid stamp name(args) = result <duration>` or its
+    halves, whose thread and call are known already, in few and cheap steps; `_line` takes every line there is. Both end
+    in the same tallies."""
 
     def __init__(self, events: int) -> None:
         self.recognised = 0
@@ -276,66 +281,75 @@ class _Log:
         self._plain: dict[bytes, dict[bytes, _Tally]] = {}
         """The tallies that `feed` may use, by thread and call."""
         self._durations = _Durations()
-        self._places: dict[bytes, _Place] = {}
-        self._by_text: dict[bytes, _Place] = {}
-        """Places by the text that stands for them in a line: a cache."""
-        self._pending: dict[bytes, tuple[bytes, bytes, bytes]] = {}
+        self._places: dict[bytes, dict[bytes, _Use]] = {}
+        """What each file was used for, by call."""
+        self._uses: dict[bytes, dict[bytes, _Use]] = {}
+        """The same by call and by the text that names the file in a line: a cache."""
+        self._pending: dict[bytes, tuple[bytes, bytes]] = {}
+        """The first halves of calls, and their stamps, by thread."""
         self._parents: dict[bytes, tuple[bytes, bool]] = {}
         self._slowest = _Slowest(events)
         self._clock = _Clock()
 
     def feed(self, lines: list[bytes]) -> None:
         """Count these lines. Everything that can go wrong in a line does so before the first tally is touched."""
-        plain, durations, by_text, floor = self._plain, self._durations, self._by_text, self._slowest.floor
+        plain, durations, pending, floor = self._plain, self._durations, self._pending, self._slowest.floor
         for line in lines:
             try:
                 thread, stamp, call = line.split(None, 2)
+                calls = plain[thread]
+                if call[:5] == b"<... ":
+                    stamp, call = _joined_halves(pending, thread, call)
+                    line = b"%b %b %b" % (thread, stamp, call)
                 name, _, args = call.partition(b"(")
-                tally = plain[thread][name]
+                tally = calls[name]
+                if args[-17:] == b" <unfinished ...>":
+                    pending[thread] = stamp, call[:-17]
+                    continue
                 end = args.rindex(b" <")
                 ns = durations[args[end + 2 :]]
                 middle = args.rindex(b" = ", 0, end)
                 result = args[middle + 3 : end]
-                failed = result[:4] == b"-1 E" or result[:3] == b"? E"
                 if args[middle - 1] != _BRACKET and not args[:middle].rstrip().endswith(b")"):
-                    raise ValueError
+                    raise ValueError("the text of the result looks like a result")
                 if result[-1:] == b">" and not _FD.fullmatch(result):
-                    raise ValueError
+                    raise ValueError("a file name looks like a result")
+                failed = result[:4] == b"-1 E" or result[:3] == b"? E"
                 moved = int(result[:15]) if tally[_MOVES] and not failed else 0
             except (KeyError, ValueError, IndexError):
                 self._line(line)
                 floor = self._slowest.floor
                 continue
             tally[_COUNT] += 1
-            tally[_TOTAL] += ns
             tally[_ERRORS] += failed
+            tally[_TOTAL] += ns
             if ns > tally[_MAX]:
                 tally[_MAX] = ns
             if ns < tally[_MIN]:
                 tally[_MIN] = ns
             if where := tally[_WHERE]:
-                key = _place_key(where, args[:middle], result)
-                if b"<" in key or b'"' in key:
-                    place = by_text.get(key) or self._place(where, args, key)
-                    if place is not None:
-                        _add_to_place(place, name, failed, ns, moved)
+                key = args[:middle].partition(b",")[0] if where <= _BY_NAME else _key(where, args[:middle], result)
+                use = tally[_USES].get(key) or self._use(where, name, args, key)
+                use[_COUNT] += 1
+                use[_ERRORS] += failed
+                use[_TOTAL] += ns
+                use[_BYTES] += moved
             if ns > floor:
                 floor = self._slowest.add(ns, thread, stamp, name, args[:middle].rstrip()[:-1], result)
         if last := _HEAD.match(lines[-1]):
             self._clock.see(last[3])
 
-    # every line ------------------------------------------------------------------------------------------------
+    # every line -----------------------------------------------------------------------------------------------------
 
     def _line(self, line: bytes) -> None:
         head = _HEAD.match(line)
         assert head is not None  # every part of it is optional
-        thread, stamp, text = head[1] or head[2] or b"", head[3] or b"", line[head.end() :].rstrip()
-        stamp = self._clock.shown(stamp)
+        thread, text = head[1] or head[2] or b"", line[head.end() :].rstrip()
+        stamp = self._clock.shown(head[3] or b"")
+        if resumed := _RESUMED.match(text):
+            stamp, text = self._whole(thread, resumed[1], text[resumed.end() :])
         if call := _CALL.match(text):
             known = self._call(thread, stamp, call[1], text[call.end() :])
-            self.dropped += not known
-        elif resumed := _RESUMED.match(text):
-            known = self._resumed(thread, stamp, resumed[1], text[resumed.end() :])
             self.dropped += not known
         elif ended := _ENDED.fullmatch(text):
             known = self._ended(thread, ended[1])
@@ -349,87 +363,80 @@ class _Log:
         self._in_summary |= _is_header(text.decode("ascii", "replace"))
         return self._in_summary or _ASIDE.fullmatch(text) is not None
 
-    def _call(self, thread: bytes, stamp: bytes, name: bytes, rest: bytes, resumed: bytes | None = None) -> bool:
-        """One call, or its first half, or (with `resumed`) both halves. False when the line breaks off."""
-        tail = rest if resumed is None else resumed
-        if tail.endswith(b"<unfinished ...>"):
-            self._pending[thread] = (name, rest.removesuffix(b" <unfinished ...>"), stamp)
-            return True
-        if tail.endswith(b"<detached ...>"):
-            self.unreturned += 1
-            return True
-        end = next((m for m in _CALL_END.finditer(tail) if m.lastindex), None)
-        if end is None:
-            return False
-        args = tail[: end.start()] if resumed is None else rest + tail[: end.start()]
-        result = _RESULT.fullmatch(tail, end.end())
-        assert result is not None  # both of its parts may be empty
-        if result[1] == b"?" or result[1].startswith(b"? <"):
-            self.unreturned += 1
-            return True
-        if not result[1] or (self._timed and not result[2]):
-            return False
-        self._returned(thread, stamp, name, args.rstrip(), result[1], result[2])
-        return True
-
-    def _resumed(self, thread: bytes, stamp: bytes, name: bytes, rest: bytes) -> bool:
-        """The second half of a call. Its first half is missing where strace was attached in between: it counts all the same."""
-        first = self._pending.pop(thread, None)
-        if first is not None and first[0] == name:
-            return self._call(thread, first[2], name, first[1], rest)
-        self.unreturned += first is not None
-        return self._call(thread, b"", name, b"", rest)
+    def _whole(self, thread: bytes, name: bytes, rest: bytes) -> tuple[bytes, bytes]:
+        """A call from its halves, with the stamp of the first. That is missing where strace came in between, or if a part
+        of the log is lost: the call counts all the same."""
+        stamp, begun = self._pending.pop(thread, (b"", b""))
+        if begun.startswith(name + b"("):
+            return stamp, begun + rest
+        self.unreturned += bool(begun)
+        return b"", name + b"(" + rest
 
     def _ended(self, thread: bytes, superseded: bytes | None) -> bool:
         """A thread is gone. One that called execve lives on under its leader's number."""
-        first = self._pending.pop(thread, None)
-        self.unreturned += first is not None
+        self.unreturned += self._pending.pop(thread, None) is not None
         if superseded and (execve := self._pending.pop(superseded, None)):
             self._pending[thread] = execve
+        return True
+
+    def _call(self, thread: bytes, stamp: bytes, name: bytes, rest: bytes) -> bool:
+        """A call from what follows its bracket. False when the line breaks off."""
+        if rest.endswith(b"<unfinished ...>"):
+            self._pending[thread] = stamp, name + b"(" + rest.removesuffix(b"<unfinished ...>").removesuffix(b" ")
+            return True
+        end = next((m for m in _CALL_END.finditer(rest) if m.lastindex), None)
+        result = end and _RESULT.fullmatch(rest, end.end())
+        if rest.endswith(b"<detached ...>") or (result and result[1][:3] in (b"?", b"? <")):
+            self.unreturned += 1
+            return True
+        if not end or not result or not result[1] or (self._timed and not result[2]):
+            return False
+        self._returned(thread, stamp, name, rest[: end.start()].rstrip(), result[1], result[2])
         return True
 
     def _returned(
         self, thread: bytes, stamp: bytes, name: bytes, args: bytes, result: bytes, seconds: bytes | None
     ) -> None:
+        self._timed |= seconds is not None
+        ns = _nanoseconds(seconds or b"0")
+        tally = self._tally(thread, stamp, name, seconds is not None)
         failed = _FAILED.match(result) is not None
-        ns = _nanoseconds(seconds) if seconds else None
-        self._timed |= ns is not None
-        tally = self._tally(thread, stamp, name, ns is not None)
-        tally[_COUNT] += 1
-        tally[_ERRORS] += failed
-        if ns is not None:
-            tally[_TOTAL] += ns
+        uses = [tally]
+        if where := tally[_WHERE]:
+            uses.append(self._use(where, name, args, _key(where, args, result)))
+            number = tally[_MOVES] and not failed and re.match(rb"\d{1,15}", result)
+            uses[1][_BYTES] += int(number[0]) if number else 0
+        for use in uses:
+            use[_COUNT] += 1
+            use[_ERRORS] += failed
+            use[_TOTAL] += ns
+        if seconds is not None:
             tally[_MIN], tally[_MAX] = min(tally[_MIN], ns), max(tally[_MAX], ns)
             if ns > self._slowest.floor:
                 self._slowest.add(ns, thread, stamp, name, args, result)
         if name in _NEW_TASK and not failed and (child := re.match(rb"\d{1,9}", result)):
             self._parents[child[0]] = (thread, b"CLONE_THREAD" in args)
-        if where := tally[_WHERE]:
-            place = self._place(where, args, _place_key(where, args, result))
-            if place is not None:
-                number = tally[_MOVES] and not failed and re.match(rb"\d{1,15}", result)
-                _add_to_place(place, name, failed, ns, int(number[0]) if number else 0)
 
     def _tally(self, thread: bytes, stamp: bytes, name: bytes, timed: bool) -> _Tally:
         """The tally of a call in a thread. It is opened to `feed` when the line is of the layout that `feed` knows."""
         tally = self._tallies.get((thread, name))
         if tally is None:
-            tally = self._tallies[thread, name] = [0, 0, 0, 1 << 62, -1, _where(name), name in _MOVES_BYTES]
+            uses = self._uses.setdefault(name, {})
+            tally = self._tallies[thread, name] = [0, 0, 0, 1 << 62, -1, _where(name), name in _MOVES_BYTES, uses]
         if thread and timed and name not in _NEW_TASK and stamp[10:11] == b".":
             self._plain.setdefault(thread, {})[name] = tally
         return tally
 
-    def _place(self, where: int, args: bytes, key: bytes) -> _Place | None:
-        """What the call is about; remembered by `key` if that says it all."""
+    def _use(self, where: int, name: bytes, args: bytes, key: bytes) -> _Use:
+        """What the call does to its file; remembered by `key` if that says which file it is."""
         path, end = _path(where, args, key)
-        if path is None:
-            return None
-        place = self._places.setdefault(path, {})
+        use = self._places.setdefault(path, {}).setdefault(name, [0, 0, 0, 0])
         if end <= len(key):
-            if len(self._by_text) > 1 << 16:
-                self._by_text.clear()
-            self._by_text[key] = place
-        return place
+            uses = self._uses[name]
+            if len(uses) > 1 << 16:
+                uses.clear()
+            uses[key] = use
+        return use
 
     # results ---------------------------------------------------------------------------------------------------
 
@@ -456,8 +463,13 @@ class _Log:
 
     def _path_rows(self) -> Iterator[tuple[Any, ...]]:
         """By total time, longest first."""
-        rows = [_path_row(path, place) for path, place in self._places.items() if place]
-        return iter(sorted(rows, key=lambda row: -(row[3] or 0)))
+        places = ((path, uses, [sum(column) for column in zip(*uses.values())]) for path, uses in self._places.items())
+        for path, uses, sums in sorted(places, key=lambda place: -place[2][_TOTAL]):
+            if path:
+                names = sorted(uses, key=lambda name: (-uses[name][_COUNT], name))
+                moved = sums[_BYTES] if _MOVES_BYTES.intersection(uses) else None
+                total = sums[_TOTAL] if self._timed else None
+                yield _text(path), sums[_COUNT], sums[_ERRORS], total, moved, _text(b",".join(names))
 
     def _event_rows(self, roots: set[bytes]) -> Iterator[tuple[Any, ...]]:
         for ns, thread, stamp, *texts in self._slowest.events():
@@ -474,6 +486,17 @@ class _Log:
         return None
 
 
+def _joined_halves(pending: dict[bytes, tuple[bytes, bytes]], thread: bytes, second: bytes) -> tuple[bytes, bytes]:
+    """The stamp and the text of a call that `<... name resumed>` ends. Raises KeyError or ValueError and takes nothing away
+    when it isn't the one that was begun."""
+    stamp, begun = pending[thread]
+    end = second.index(b" resumed>")
+    if not begun.startswith(second[5:end] + b"("):
+        raise ValueError("another call was begun")
+    del pending[thread]
+    return stamp, begun + second[end + 9 :]
+
+
 def _where(name: bytes) -> int:
     if name in _OPEN:
         return _BY_RESULT
@@ -483,7 +506,7 @@ def _where(name: bytes) -> int:
     return {"file": _BY_NAME, "desc": _BY_FD, "network": _BY_FD}.get(kind, _NOWHERE)
 
 
-def _place_key(where: int, args: bytes, result: bytes) -> bytes:
+def _key(where: int, args: bytes, result: bytes) -> bytes:
     """The start of a call's arguments, or its result, that names its file; no more text than that where no comma stands in it."""
     if where == _BY_RESULT and result[-1:] == b">":
         return result
@@ -492,8 +515,8 @@ def _place_key(where: int, args: bytes, result: bytes) -> bytes:
     return args.partition(b",")[0]
 
 
-def _path(where: int, args: bytes, key: bytes) -> tuple[bytes | None, int]:
-    """The file of a call, and how much of the arguments was needed to see it."""
+def _path(where: int, args: bytes, key: bytes) -> tuple[bytes, int]:
+    """The file of a call (empty: none is named), and how much of the arguments was needed to see it."""
     if where == _BY_RESULT and (opened := _FD.fullmatch(key)):
         return opened[1], 0
     if where >= _BY_DIR_AND_NAME and (named := _NAMED_AT.match(args)):
@@ -501,37 +524,14 @@ def _path(where: int, args: bytes, key: bytes) -> tuple[bytes | None, int]:
     if where == _BY_NAME and (named := _NAMED.match(args)):
         return named[1], named.end()
     by_fd = _FD.match(args)
-    return (by_fd[1], by_fd.end()) if by_fd else (None, 0)
+    return (by_fd[1], by_fd.end()) if by_fd else (b"", 0)
 
 
-def _joined(folder: bytes | None, name: bytes) -> bytes | None:
+def _joined(folder: bytes | None, name: bytes) -> bytes:
     """A name relative to a folder that strace shows (`-y`); an empty one means the folder itself, or what else is open there."""
     if not folder or name.startswith(b"/"):
-        return name or None
+        return name
     return folder.removesuffix(b"/") + b"/" + name if name else folder
-
-
-def _add_to_place(place: _Place, name: bytes, failed: bool, ns: int | None, moved: int) -> None:
-    use = place.get(name)
-    if use is None:
-        use = place[name] = [0, 0, None if ns is None else 0, 0 if name in _MOVES_BYTES else None]
-    use[0] += 1
-    use[1] += failed
-    if ns is not None:
-        use[2] = (use[2] or 0) + ns
-    if moved:
-        use[3] += moved
-
-
-def _path_row(path: bytes, place: _Place) -> tuple[Any, ...]:
-    counts, errors, times, moved = zip(*place.values(), strict=True)
-    names = sorted(place, key=lambda name: (-place[name][0], name))
-    return _text(path), sum(counts), sum(errors), _sum(times), _sum(moved), _text(b",".join(names))
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
 
 
 def _text(text: bytes) -> str:

@@ -1,4 +1,5 @@
-"""Report -> str. A renderer is a module with `render(report)`; its line here gives the file's name in the report folder."""
+"""Report -> str. A renderer is a module with `render(report)`; its line here gives the file's name in the report
+folder."""
 
 RENDERERS = {
     "html": ("index.html", "orchestrator.render.html"),

@@ -1,4 +1,4 @@
-"""The geometry of the page's small charts, in SVG user units; the template draws them, so that they need no script and print well."""
+"""The geometry of the page's small charts, in SVG user units; the template draws them, so they need no script."""
 
 from __future__ import annotations
 

@@ -206,7 +206,8 @@ class _Picture:
         self.merged_nodes = 0
 
     def boxes(self) -> Iterator[_Box]:
-        yield _Box(0, 1, 0, "all", f"all: {self.amount(self.graph.total[0])}", "all")
+        everything = f"all: {self.amount(self.graph.total[0])}"
+        yield _Box(0, 1, 0, everything, everything, "all")
         open_nodes = [(0, 0.0, 0)]
         while open_nodes:
             parent, left, row = open_nodes.pop()

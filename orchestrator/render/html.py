@@ -1,4 +1,4 @@
-"""index.html: the whole report as one page that works offline, asks nobody for anything, and shows names as nothing but text."""
+"""index.html: the whole report as one page that works offline, asks nobody for anything, and shows names as text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMELINES = ("timeline.perfetto-trace", "timeline.json.gz")
 
 
 def render(report: Report) -> str:
-    """The page. Every value is escaped where it is put in; scripts and styles run only with the hash that the page's policy names."""
+    """The page. Every value is escaped where it is put in; its policy lets only its own script and style work."""
     from markupsafe import Markup
 
     style, script = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
@@ -55,7 +55,7 @@ def render(report: Report) -> str:
 
 
 def policy(style: str, script: str) -> str:
-    """The page's Content-Security-Policy: this style, this script, images that the page itself holds, and nothing else."""
+    """The page's Content-Security-Policy: this style, this script, images that the page holds, and nothing else."""
     allowed = {"style-src": _hash(style), "script-src": _hash(script), "img-src": "data:"}
     closed = "default-src 'none'; base-uri 'none'; form-action 'none'"
     return "; ".join([closed, *(f"{key} {value}" for key, value in allowed.items())])

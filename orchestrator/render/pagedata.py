@@ -1,4 +1,4 @@
-"""What the page's script draws: tables and flame graphs as JSON blocks that are inert inside HTML and small enough to carry about."""
+"""What the page's script draws: tables and flame graphs, as JSON that is inert inside HTML and not too long."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _IDENTIFIERS = frozenset(
     {"capture", "kind", "time", "process", "domain", "pid", "thread", "rank", "device", "stream", "line", "correlation"}
     | {"graph_id", "launch", "repeat", "step", "exit_status", "registers"}
 )
-"""Columns whose numbers are names: written without separators, and lifted out of a table where every row has the same."""
+"""Columns whose numbers are names: they are written without separators."""
 _CODE = frozenset(
     {"name", "function", "file", "stack", "path", "args", "result", "kernel", "short_name", "metric", "names"}
 )
-_FACTORED = _IDENTIFIERS - {"line", "stream", "correlation", "launch", "repeat", "step", "exit_status", "registers"}
+_LIFTED = _IDENTIFIERS - {"line", "stream", "correlation", "launch", "repeat", "step", "exit_status", "registers"}
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of the page. `data` is its JSON block: {"columns": [{label, unit, meaning, type, factor, places, values}], "sort"}."""
+    """A table of the page. `data`: {columns: [{key, label, unit, meaning, type, factor, places, values}], sort}."""
 
     name: str
     title: str
@@ -63,7 +63,7 @@ class Flame:
 
 
 def inert(value: Any) -> str:
-    """JSON that can stand in a <script type="application/json">: no character in it can end the element or open a comment."""
+    """JSON for a <script type="application/json">: no character in it can end the element or open a comment."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -97,7 +97,7 @@ def _grid(name: str, frame: pandas.DataFrame, path: str, budget: int) -> Grid:
     described: Mapping[str, Mapping[str, str]] = frame.attrs.get("columns", {})
     chosen = _within(view.ranked(frame, ROWS), budget)
     empty = [c for c in frame.columns if frame[c].isna().all()]
-    same = [c for c in frame.columns if c in _FACTORED and c not in empty and len(frame) > 1 and _constant(frame[c])]
+    same = [c for c in frame.columns if c in _LIFTED and c not in empty and len(frame) > 1 and _constant(frame[c])]
     columns = [_column(c, frame, chosen, described.get(c, {})) for c in frame.columns if c not in {*empty, *same}]
     cost = view.cost_column(frame)
     if "self_pct" not in frame.columns and (part := view.shares(name, frame)):
@@ -118,7 +118,7 @@ def _grid(name: str, frame: pandas.DataFrame, path: str, budget: int) -> Grid:
 
 
 def _constant(series: pandas.Series) -> bool:
-    return series.nunique(dropna=False) == 1
+    return int(series.nunique(dropna=False)) == 1
 
 
 def _within(frame: pandas.DataFrame, budget: int) -> pandas.DataFrame:
@@ -145,10 +145,10 @@ def _column(
     }
     series = chosen[name]
     if str(series.dtype).startswith("str"):
-        texts = [None if v is None else view.visible(v) for v in _plain(series)]
+        texts = [None if v is None else view.visible(v) for v in view.values(series)]
         return {**column, "type": "code" if name in _CODE else "text", "values": texts}
     if name in _IDENTIFIERS:
-        return {**column, "type": "id", "values": _plain(series)}
+        return {**column, "type": "id", "values": view.values(series)}
     if name in ("start_ns", "started_ns"):
         return {**column, **_offsets(frame[name], series, frame.attrs.get("clock", "relative"))}
     if name in ("self_pct", "total_pct") and (part := view.shares("functions", frame)):
@@ -157,7 +157,14 @@ def _column(
     factor, shown = view.scale(unit, largest)
     whole = factor == 1 and str(series.dtype).startswith("Int")
     places = None if whole or not unit else view.decimals(largest / factor / 1000)
-    return {**column, "type": "number", "unit": shown, "factor": factor, "places": places, "values": _plain(series)}
+    return {
+        **column,
+        "type": "number",
+        "unit": shown,
+        "factor": factor,
+        "places": places,
+        "values": view.values(series),
+    }
 
 
 def _offsets(whole: pandas.Series, series: pandas.Series, clock: str) -> dict[str, Any]:
@@ -166,7 +173,7 @@ def _offsets(whole: pandas.Series, series: pandas.Series, clock: str) -> dict[st
     epoch = clock.startswith("epoch") or first > 10**18
     moment = datetime.fromtimestamp(first / 1e9, tz=timezone.utc).strftime("%H:%M:%S.%f")[:-3]
     unit = f"s after {moment} UTC" if epoch else "s after the first row's"
-    values = [None if v is None else v - first for v in _plain(series)]
+    values = [None if v is None else v - first for v in view.values(series)]
     return {"type": "number", "unit": unit, "factor": 1e9, "places": 4, "values": values}
 
 
@@ -177,17 +184,7 @@ def _share(part: tuple[pandas.Series, str], chosen: pandas.DataFrame) -> dict[st
 
 
 def _parts(series: pandas.Series) -> list[float | None]:
-    return [None if v is None else round(v, 5) for v in _plain(series)]
-
-
-def _plain(series: pandas.Series) -> list[Any]:
-    """The values as Python objects, None for what is unknown or no number."""
-    values = series.astype(object).where(series.notna(), None).tolist()
-    return [None if isinstance(v, float) and not math.isfinite(v) else _shorter(v) for v in values]
-
-
-def _shorter(value: Any) -> Any:
-    return float(f"{value:.9g}") if isinstance(value, float) else value
+    return [None if v is None else round(v, 5) for v in view.values(series)]
 
 
 def flames(report: Report) -> list[Flame]:
@@ -199,6 +196,8 @@ def flames(report: Report) -> list[Flame]:
     return [_flame(str(capture), kind, part, NODES // len(groups)) for (capture, kind), part in groups]
 
 
+ORIGINS = ("own", "lib", "native", "python")
+"""Whose code a frame is, in the order of the script's colours."""
 KINDS: Mapping[str, str] = {
     "wall": "all time, waiting included",
     "gil": "time holding Python's lock (GIL)",
@@ -216,19 +215,20 @@ def _flame(capture: str, kind: Any, part: pandas.DataFrame, nodes: int) -> Flame
     small = {k: [v // unit for v in tree["nodes"][k]] for k in ("total", "self")}
     data = {
         "frames": [view.visible(name) for name in tree["frames"]],
-        "origins": [origin(name) for name in tree["frames"]],
+        "origins": [ORIGINS.index(flamegraph.origin(name)) for name in tree["frames"]],
         "nodes": {"depth": tree["nodes"]["depth"], "frame": tree["nodes"]["frame"], **small},
         "unit": "ns" if timed else "samples",
         "factor": unit,
+        "left_out": tree["left_out"],
     }
     return Flame(f"{capture}: {KINDS.get(kind, kind)}", inert(data))
 
 
 def _stacks(part: pandas.DataFrame) -> Iterator[str]:
     """Each stack below its process and its thread."""
-    pids = (None if v is None else int(v) for v in _plain(part["pid"]))
+    pids = (None if v is None else int(v) for v in view.values(part["pid"]))
     for pid, process, thread, stack in zip(
-        pids, *(_plain(part[c]) for c in ("process", "thread", "stack")), strict=True
+        pids, *(view.values(part[c]) for c in ("process", "thread", "stack")), strict=True
     ):
         who = f"{process or 'process'} [{pid if pid is not None else 'pid unknown'}]"
         yield ";".join((_part(who), _part(thread or "thread unknown"), stack or "stack unknown"))
@@ -236,19 +236,3 @@ def _stacks(part: pandas.DataFrame) -> Iterator[str]:
 
 def _part(name: str) -> str:
     return name.replace(";", ",")
-
-
-_FILE = re.compile(r" \(([^()]*?)(?::\d+)?\)$")
-_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python[\d.]*/|^/usr/lib/")
-OWN, LIBRARY, NATIVE, INTERPRETER = range(4)
-
-
-def origin(frame: str) -> int:
-    """Whose code a frame `function (file:line)` is: the program's own, an installed library's, compiled code's, or the interpreter's."""
-    match = _FILE.search(frame)
-    file = match[1] if match else ""
-    if file.startswith("<"):
-        return INTERPRETER
-    if _LIBRARY.search(file):
-        return LIBRARY
-    return OWN if file.endswith((".py", ".ipynb", ".pyx")) else NATIVE

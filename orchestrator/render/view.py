@@ -1,4 +1,4 @@
-"""What every renderer says in the same words: the verdict, quantities with their unit, and the order and shares of a table's rows."""
+"""What every renderer says in the same words: the verdict, quantities with units, the order and shares of rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LADDERS: Mapping[str, tuple[tuple[float, str], ...]] = {
 TABLES: Mapping[str, tuple[str, str]] = {
     "functions": ("Functions", "self: the function was running itself; total: it was anywhere on the stack"),
     "syscalls_by_class": ("System calls by class", "the table of system calls, added up"),
-    "syscalls": ("System calls", "time between entering the kernel and returning from it, waiting included, unless it says system"),
+    "syscalls": ("System calls", "wall time from entering the kernel to leaving it, unless it says system"),
     "syscall_paths": ("Files and sockets", "the calls that named them or used a descriptor of theirs"),
     "syscall_events": ("Slowest system calls", "single calls, the longest first"),
     "os_calls_summary": ("Operating system calls", "library calls into the operating system, as nsys traced them"),
@@ -185,7 +185,7 @@ def decimals(resolution: float) -> int:
 
 
 def aligned(values: Sequence[float | None], unit: str) -> list[str | None]:
-    """Quantities in the one unit and with the decimals that suit the largest, so that they can be compared at a glance."""
+    """Quantities in the one unit and with the decimals that suit the largest, so that they compare at a glance."""
     known = [abs(v) for v in values if v is not None]
     factor, name = scale(unit, max(known, default=0.0))
     places = decimals(max(known, default=0.0) / factor / 100)
@@ -349,7 +349,7 @@ def plain(value: Any) -> str | None:
 
 
 def facts(machine: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str | None]]]]:
-    """The machine as groups of (label, text): what is nested becomes a group of its own, with a number where there are several."""
+    """The machine as groups of (label, text): what is nested becomes a group, numbered if there are several."""
     top = {k: v for k, v in machine.items() if not _nested(v)}
     groups = [("host", top)] if top else []
     for key, value in machine.items():
@@ -400,6 +400,16 @@ def ranked(frame: pandas.DataFrame, rows: int) -> pandas.DataFrame:
     return frame.sort_values(cost, ascending=False, na_position="last", kind="stable").head(rows)
 
 
+def values(series: pandas.Series) -> list[Any]:
+    """A column as Python objects, None for what is unknown or no number; floats with nine digits."""
+    found = series.astype(object).where(series.notna(), None).tolist()
+    return [_digits(v) if isinstance(v, float) else v for v in found]
+
+
+def _digits(value: float) -> float | None:
+    return float(f"{value:.9g}") if math.isfinite(value) else None
+
+
 def shares(name: str, frame: pandas.DataFrame) -> tuple[pandas.Series, str] | None:
     """Each row's part (0 to 1) of the cost of all rows of the same capture and kind, and the words for that whole.
 
@@ -409,9 +419,9 @@ def shares(name: str, frame: pandas.DataFrame) -> tuple[pandas.Series, str] | No
         return None
     keys = [k for k in ("capture", "kind", "time") if k in frame.columns]
     whole = frame.groupby(keys, dropna=False)[cost].transform("sum") if keys else frame[cost].sum()
-    values = frame[cost].astype("Float64") / whole
+    parts = frame[cost].astype("Float64") / whole
     wholes = frame[cost].groupby([frame[k] for k in keys], dropna=False).sum() if keys else [frame[cost].sum()]
-    return values.where(values.notna() & (whole != 0)), _whole(cost, [float(w) for w in wholes])
+    return parts.where(parts.notna() & (whole != 0)), _whole(cost, [float(w) for w in wholes])
 
 
 def _whole(cost: str, wholes: Sequence[float]) -> str:
@@ -433,5 +443,5 @@ _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u
 
 
 def visible(text: str) -> str:
-    """Control characters, direction marks and lone surrogates as their escapes: a name must not change what stands around it."""
+    """Control characters, direction marks, lone surrogates as escapes: a name must not change what stands around it."""
     return _INVISIBLE.sub(lambda m: f"\\x{ord(m[0]):02x}" if ord(m[0]) < 256 else f"\\u{ord(m[0]):04x}", text)

@@ -32,6 +32,7 @@
 
   function amount(value, unit) {
     if (unit === "samples") return `${decimal(value, 0)} sample${value === 1 ? "" : "s"}`;
+    if (!value) return "0 s";
     const [factor, name] = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]].find(([f]) => value >= f) ?? [1, "ns"];
     const shown = value / factor;
     return `${decimal(shown, shown < 10 && factor > 1 ? 2 : shown < 100 && factor > 1 ? 1 : 0)} ${name}`;
@@ -98,7 +99,7 @@
         if (id === current) link.setAttribute("aria-current", "true");
         else link.removeAttribute("aria-current");
       }
-    }, { rootMargin: "-60px 0px -60% 0px" });
+    }, { rootMargin: "-140px 0px -50% 0px" });
     for (const id of links.keys()) observer.observe(document.getElementById(id));
   }
 
@@ -345,13 +346,25 @@
       const { nodes } = this.data;
       this.groups = view === "threads" ? GROUPS : 0;
       this.tree = tree(view === "threads" ? nodes : view === "merged" ? merged(nodes, GROUPS) : below(nodes, Number(view)));
+      const several = this.threads > 1 && Number.isNaN(Number(view));
       this.part("whole").textContent = `100 % = ${this.amount(this.tree.total[0])}`
-        + (this.threads > 1 && (view === "threads" || view === "merged") ? ` (${this.threads} threads added up)` : "");
+        + (several ? ` (${this.threads} threads added up)` : "")
+        + (this.data.left_out ? `; the ${decimal(this.data.left_out, 0)} lightest frames are not drawn` : "");
       this.selected = this.hovered = -1;
-      this.zoomed = 0;
+      this.part("tip").hidden = true;
+      this.part("at").textContent = "Point at a frame, or focus the graph and use the arrow keys.";
+      this.height = this.tall();
       [this.left, this.right] = [0, this.tree.total[0]];
-      this.search(this.needle);
       this.zoom(0, false);
+      this.search(this.needle);
+    }
+
+    // High enough for all frames of at least 0.5 %; the thin and deep ones are scrolled to.
+    tall() {
+      const { total, depth, n } = this.tree;
+      let rows = 8;
+      for (let i = 0; i < n; i++) if (total[i] >= total[0] / 200 && depth[i] >= rows) rows = depth[i] + 1;
+      return Math.min(rows * ROW + 4, Math.max(240, Math.min(innerHeight * 0.7, 680)));
     }
 
     amount(value) { return amount(value * this.data.factor, this.data.unit); }
@@ -390,9 +403,8 @@
 
     fit(keep = false) {
       const { graph } = this;
-      const height = Math.max(this.rows * ROW + 2, 1);
-      graph.style.height = `${Math.min(height + 2, Math.max(240, Math.min(innerHeight * 0.66, 640)))}px`;
-      this.part("space").style.height = `${Math.max(height, graph.clientHeight)}px`;
+      graph.style.height = `${this.height}px`;
+      this.part("space").style.height = `${Math.max(this.rows * ROW + 2, graph.clientHeight)}px`;
       if (!keep) graph.scrollTop = this.flipped ? graph.scrollHeight : 0;
       this.draw();
     }
@@ -519,6 +531,7 @@
 
     click(i) {
       if (i < 0) return;
+      this.part("tip").hidden = true;
       this.selected = i;
       this.zoom(i === this.zoomed && i ? this.tree.parent[i] : i);
       this.tell(i);

@@ -1,0 +1,113 @@
+"""The plans that come with profrun: each loads, survives a dump, fits the schema, and explains itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from orchestrator import plan_file
+from orchestrator.plan import Plan
+from orchestrator.units import Times
+
+NAMES = ("attach", "auto", "cpu-deep", "cpu-quick", "gpu-deep", "gpu-quick", "io", "night")
+VERBS = (
+    "run", "check", "templates", "init", "doctor", "env", "import", "report", "show", "open", "compare", "history",
+    "nightly", "share", "export", "schema", "arm", "hang", "completion",
+)  # fmt: skip
+
+
+def load(name: str) -> Plan:
+    return plan_file.load(plan_file.find(name))
+
+
+def test_these_templates_come_with_profrun() -> None:
+    assert [template.name for template in plan_file.templates()] == list(NAMES)
+
+
+def test_no_template_bears_the_name_of_a_command() -> None:
+    assert not set(NAMES) & set(VERBS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_template_loads_and_reads_back_as_the_same(name: str, tmp_path: Path) -> None:
+    plan = load(name)
+    again = tmp_path / "again.yaml"
+    again.write_text(plan_file.dump(plan))
+    assert plan_file.load(again).model_dump() == plan.model_dump()
+    assert plan.name == name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_template_fits_the_schema_and_points_editors_at_it(name: str) -> None:
+    path = plan_file.find(name)
+    first, second, *_ = path.read_text().splitlines()
+    assert first == "# yaml-language-server: $schema=schema.json"
+    assert second == "#"
+    schema = json.loads((path.parent / "schema.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(yaml.safe_load(path.read_text()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_template_explains_itself(name: str) -> None:
+    lines = plan_file.find(name).read_text().splitlines()
+    comments = [line for line in lines if "#" in line]
+    assert len(comments) >= 5
+    about = next(template for template in plan_file.templates() if template.name == name).description
+    assert 20 < len(about) < 100
+    assert max(map(len, lines)) <= 120
+
+
+def test_the_schema_in_the_repository_is_fresh() -> None:
+    """When this fails: scripts/profrun schema > profiles/schema.json"""
+    kept = json.loads((plan_file.profiles() / "schema.json").read_text())
+    assert kept == plan_file.json_schema(plugins=False)
+
+
+def test_a_copied_template_points_at_the_schema_by_its_full_path(tmp_path: Path) -> None:
+    text = plan_file.template_text(plan_file.find("cpu-quick"))
+    first = text.splitlines()[0]
+    assert first.startswith("# yaml-language-server: $schema=/")
+    assert Path(first.partition("$schema=")[2]).is_file()
+    copy = tmp_path / "mine.yaml"
+    copy.write_text(text)
+    assert plan_file.load(copy).model_dump(exclude={"name"}) == load("cpu-quick").model_dump(exclude={"name"})
+
+
+def _uses(name: str) -> list[str]:
+    return [collector.use for collector in load(name).each_collector()]
+
+
+def test_cpu_quick_is_what_the_demo_needs() -> None:
+    plan = load("cpu-quick")
+    assert _uses("cpu-quick") == ["timing", "py-spy", "strace", "nsys"]
+    options = {collector.use: collector.model_dump() for collector in plan.each_collector()}
+    assert (options["timing"]["warmup"], options["timing"]["repeats"]) == (1, 5)
+    assert options["strace"]["mode"] == "summary"
+    assert options["nsys"]["trace"] == ("osrt", "nvtx")
+    assert all(collector.required for collector in plan.each_collector())
+
+
+def test_auto_costs_little_and_requires_nothing_but_timing() -> None:
+    plan = load("auto")
+    assert plan.budget == Times(10.0)
+    assert [collector.use for collector in plan.each_collector() if collector.required] == ["timing"]
+    assert next(plan.each_collector()).repeats == 3
+
+
+def test_only_the_plans_for_small_programs_may_start_one_again() -> None:
+    assert [name for name in NAMES if load(name).target.retry] == ["cpu-deep", "cpu-quick"]
+
+
+def test_attach_holds_only_what_can_attach() -> None:
+    assert all(collector.can_attach for collector in load("attach").each_collector())
+    assert _uses("attach") == ["py-spy", "strace"]
+
+
+def test_gpu_deep_adds_to_gpu_quick() -> None:
+    quick, deep = _uses("gpu-quick"), _uses("gpu-deep")
+    assert sorted({*deep} - {*quick}) == ["ncu", "strace"]
+    assert {*quick} <= {*deep}
