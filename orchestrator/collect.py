@@ -7,10 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from orchestrator import folder
-from orchestrator.live import Context, LivePass, Member
+from orchestrator.live import Context, LivePass, Member, tail
 from orchestrator.model import Artifact, Capture, Expect, Pass, PassRecord, Process, Status, TargetRun
-
-_LOG_TAIL_BYTES = 64 << 10
 
 Found = list[tuple[Expect, Path]]
 
@@ -27,7 +25,7 @@ def run_pass(planned: Pass, context: Context, attempt: int = 1) -> tuple[PassRec
     live.follow()
     live.finish()
     run = _run(live)
-    said = _tail(live.dir / "stderr.log") + _tail(live.dir / "stdout.log")
+    said = tail(live.dir / "stderr.log") + tail(live.dir / "stdout.log")
     captures = [_judged(live, member, run, said) for member in live.members]
     _move(context, live.dir)
     return _record(live, run), captures
@@ -115,7 +113,7 @@ def _files(directory: Path, expect: Expect) -> list[Path]:
 
 def _why_missing(member: Member, missing: list[Expect], run: TargetRun, said: str) -> tuple[Status, str]:
     """The exit status of a tool proves nothing; what it printed may."""
-    logs = "".join(_tail(path) for path in sorted(member.dir.glob("*.log")))
+    logs = "".join(tail(path) for path in sorted(member.dir.glob("*.log")))
     for sign in member.launch.signs:
         hit = re.search(sign.pattern, logs) or re.search(sign.pattern, said)
         if hit:
@@ -130,7 +128,7 @@ def _why_missing(member: Member, missing: list[Expect], run: TargetRun, said: st
 
 def _with_data(member: Member, run: TargetRun) -> tuple[Status, str | None]:
     if member.truncated:
-        return "degraded", "the log had reached its size limit; the rest of the run is not in it"
+        return "degraded", "the log had reached its size or time limit; the rest of the run is not in it"
     if run.ended_by in ("timeout", "interrupt"):
         return "degraded", f"the pass was ended by {'its time-out' if run.ended_by == 'timeout' else 'a signal'}"
     return "ok", None
@@ -201,16 +199,6 @@ def _artifact(expect: Expect, old: Path, place: Path, member: Member) -> Artifac
         holds_env=expect.holds_env,
         truncated=member.truncated,
     )
-
-
-def _tail(path: Path) -> str:
-    """The last part of a log, for reasons and signs."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 def _last_line(text: str) -> str:

@@ -32,13 +32,14 @@ def _carried(text: str) -> str:
 def _words(value: Any) -> Any:
     if not isinstance(value, str):
         return value
+    import json
     import shlex
 
     try:
         words = shlex.split(value)
     except ValueError:
         words = value.split()
-    listed = ", ".join(w if w and w.replace("-", "").replace(".", "").isalnum() else f'"{w}"' for w in words)
+    listed = ", ".join(w if w and w.replace("-", "").replace(".", "").isalnum() else json.dumps(w) for w in words)
     raise ValueError(f"needs a list of words, as no shell takes part: [{listed}]")
 
 

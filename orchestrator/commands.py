@@ -150,7 +150,7 @@ def _plan(options: argparse.Namespace) -> Plan:
     if getattr(options, "timeout", None):
         sets.append(f"target.timeout={options.timeout}")
     source = options.plan or _default_plan(options)
-    plan = plan_file.load(plan_file.find(source), sets)
+    plan = plan_file.load(plan_file.find(source, tuple(VERBS)), sets)
     if options.only or options.skip:
         plan = plan_file.select(plan, options.only, options.skip)
     return plan

@@ -19,7 +19,7 @@ from orchestrator.collectors.base import Collector
 from orchestrator.errors import FolderError
 from orchestrator.live import Context
 from orchestrator.machine import Machine
-from orchestrator.model import HARMLESS, Capture, Pass, Target, ToolProbe
+from orchestrator.model import USABLE, Capture, Pass, Target, ToolProbe
 from orchestrator.signals import Signals
 from orchestrator.stdio import Stdin
 
@@ -101,10 +101,10 @@ def _tried(member: Collector, machine: Machine) -> tuple[State, str]:
     except (OSError, FolderError) as error:
         return "broken", f"could not be tried: {error}"
     took_s = time.monotonic() - started
-    if capture.status == "empty":
-        return "ok", f"ran with a small Python program in {took_s:.1f} s, and found nothing of its own to record"
-    if capture.status in HARMLESS:
+    if capture.status in USABLE:
         return "ok", f"recorded a small Python program in {took_s:.1f} s"
+    if capture.status == "empty" and "cupti" in member.claims:
+        return "ok", f"ran with a small Python program in {took_s:.1f} s; that has nothing for a GPU to do"
     return "blocked" if capture.status == "blocked" else "broken", f"tried on a small Python program: {capture.reason}"
 
 
@@ -114,7 +114,8 @@ def _trial(member: Collector, machine: Machine) -> Capture:
     try:
         stdin = Stdin(scratch / "stdin", passes=1)
         stdin.kind = "closed"
-        target = Target(("python", "-I", "-S", "-c", _TRIAL), sys.executable, str(scratch), dict(os.environ))
+        env = {**os.environ, "TMPDIR": str(scratch)}  # nsys leaves files there
+        target = Target(("python", "-I", "-S", "-c", _TRIAL), sys.executable, str(scratch), env)
         with Signals() as signals:
             context = Context(
                 run_id=scratch.name,

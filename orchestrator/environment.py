@@ -7,9 +7,8 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import machine, process
+from orchestrator import machine, process, redact
 from orchestrator.model import Child, Run, StepRecord, Write
-from orchestrator.redact import argv as redacted
 
 if TYPE_CHECKING:
     from orchestrator.env_steps.base import Step
@@ -43,7 +42,7 @@ class Environment:
         return True
 
     def _apply(self, index: int, step: Step) -> StepRecord:
-        wanted = step.model_dump(mode="json", exclude={"use", "on_fail"})
+        wanted = redact.tree(step.model_dump(mode="json", by_alias=True, exclude={"use", "on_fail"}))
         try:
             before = step.before(self.here)
             change = step.apply(before)
@@ -89,7 +88,7 @@ def perform(change: Write | Run | None) -> str | None:
     if answer.ok:
         return None
     said = answer.error or f"{answer.exit.describe() if answer.exit else ''} {answer.stderr.strip()[-300:]}"
-    return f"{' '.join(redacted(change.argv))}: {said.strip()}"
+    return f"{' '.join(redact.argv(change.argv))}: {said.strip()}"
 
 
 def merge(first: Child, second: Child) -> Child:

@@ -34,8 +34,12 @@ class Folder:
 
     def write(self, name: str, text: str) -> Path:
         """Writes a text file, whole or not at all."""
+        return self.write_clean(name, self._scrub(text))
+
+    def write_clean(self, name: str, text: str) -> Path:
+        """The same for a text made from what was scrubbed already: a page's own script must not be touched."""
         target = self.path / name
-        write_atomic(target, self._scrub(text).encode("utf-8", "surrogateescape"))
+        write_atomic(target, text.encode("utf-8", "surrogateescape"))
         return target
 
     def write_json(self, name: str, data: Any) -> Path:
@@ -54,7 +58,7 @@ class Folder:
 
         from orchestrator import tables
 
-        table = tables.arrow(name, parts)
+        table = tables.mapped(tables.arrow(name, parts), self._scrub)
         target = self.path / "tables" / f"{name}.parquet"
         target.parent.mkdir(exist_ok=True)
         temporary = target.with_suffix(".tmp")

@@ -30,6 +30,7 @@ PYTHON_LIMIT = 32
 """At most so many Python processes get a tool of their own in one pass."""
 INTERRUPT_GRACE_S = 30.0
 STOP_LADDER = ((signal.SIGINT, 10.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
+_LOG_TAIL_BYTES = 64 << 10
 BY_ITSELF_S = 1.0
 """How long a tool that ends with its target gets to do so before it is asked to."""
 
@@ -88,6 +89,9 @@ class Aide:
     beside: Beside
     argv: tuple[str, ...]
     helper: process.Helper
+
+    def ask_to_stop(self) -> None:
+        self.helper.ask_to_stop(getattr(signal, self.beside.signal))
 
     def stop(self, grace_s: float) -> None:
         self.helper.stop(getattr(signal, self.beside.signal), grace_s)
@@ -157,8 +161,9 @@ class LivePass:
     def __init__(self, planned: Pass, context: Context, attempt: int) -> None:
         self.planned, self.context, self.attempt = planned, context, attempt
         self.mark = f"{context.run_id}/{planned.id}"
-        self.dir = context.scratch / f"{planned.id}-target"
-        self.dir.mkdir()
+        self._place = context.scratch / f"{planned.id}.{attempt}"
+        self.dir = self._place / f"{planned.id}-target"
+        self.dir.mkdir(parents=True)
         self.names = {"pass": planned.id, "scratch": str(context.scratch / "files")}
         self.target = self._target()
         self.members = self._members()
@@ -194,7 +199,7 @@ class LivePass:
         return members
 
     def _member(self, collector: Collector, name: str, partners: tuple[str, ...]) -> Member:
-        directory = self.context.scratch / name
+        directory = self._place / name
         directory.mkdir()
         tool = collector.tool(self.context.machine)
         job = Job(
@@ -438,10 +443,12 @@ class LivePass:
                 self._help(member, beside, pid)
 
     def _close_window(self, then: str) -> None:
+        """Asks the tools of the window to end; `finish` waits for them, so that the target is not kept waiting."""
         for member in self.members:
-            windowed = any(aide.beside.when == "window" for aide in member.aides)
-            if windowed and member.ended_ns is None:
-                self._stop_aides(member)
+            for aide in member.aides:
+                if aide.beside.when == "window" and not aide.helper.asked_to_stop:
+                    member.ended_ns = time.time_ns()
+                    aide.ask_to_stop()
         if self.started is None:
             self.ended_by = "detached"
         elif then == "stop" and self._ladder is None:
@@ -477,9 +484,11 @@ class LivePass:
         for member in self.members:
             for aide in member.aides:
                 cap, path = aide.beside.size_cap_bytes, member.dir / str(aide.beside.size_path)
-                if cap is not None and not aide.helper.ended() and _size(path) > cap:
+                limit_s, since_ns = aide.beside.time_cap_s, member.started_ns or self.started_ns
+                late = limit_s is not None and time.time_ns() - since_ns > limit_s * 1e9
+                if not aide.helper.asked_to_stop and (late or (cap is not None and _size(path) > cap)):
                     member.truncated = True
-                    aide.stop(aide.beside.grace_s)
+                    aide.ask_to_stop()
 
     def _mend_stopped(self) -> None:
         """A tool that went away may have left the target stopped; nothing else of ours would ever continue it."""
@@ -494,8 +503,7 @@ class LivePass:
         """Lets the tools write what they have, ends what must not live on, runs the commands that come after."""
         ended = time.monotonic()
         for member in self.members:
-            if member.ended_ns is None:
-                self._stop_aides(member)
+            self._stop_aides(member)
         self._await_tools(ended)
         self._sweep()
         for relay in self._relays:
@@ -503,20 +511,21 @@ class LivePass:
         for member in self.members:
             for after in member.launch.after:
                 self._after(member, after)
+            self._remove_litter(member)
 
     def _stop_aides(self, member: Member) -> None:
         """Ends the tools of a member; those that end with the target get a moment to do so by themselves."""
         began = time.monotonic()
         for aide in member.aides:
             grace_s = max(aide.beside.grace_s, member.collector.flush)
-            if aide.beside.when != "window" and not self.context.pids:
+            if not aide.helper.asked_to_stop and not self.context.pids:
                 aide.helper.wait(BY_ITSELF_S)
             aide.stop(grace_s)
             if aide.helper.killed:
                 member.notes.append(f"killed after {grace_s:g} s; its output may be cut")
         if member.aides:
             member.flush_s = round(time.monotonic() - began, 3)
-            member.ended_ns = time.time_ns()
+            member.ended_ns = member.ended_ns or self.ended_ns
 
     def _await_tools(self, ended: float) -> None:
         """Waits for the processes of wrapping tools: tracers that are no children of ours, agents in the background."""
@@ -566,6 +575,13 @@ class LivePass:
         ours = set(process.descendants(os.getpid())) | set(process.marked(self.mark))
         return sorted(pid for pid in ours - self._before - self._aide_pids() if process.alive(pid))
 
+    def _remove_litter(self, member: Member) -> None:
+        """Files that a tool left outside its directory and that nobody needs; they may hold the environment."""
+        for pattern in member.launch.litter:
+            for found in re.finditer(pattern, _texts((self.dir, member.dir))):
+                with contextlib.suppress(OSError):
+                    Path(found[1]).unlink()
+
     @staticmethod
     def _after(member: Member, after: After) -> None:
         if after.when_missing and (member.dir / after.when_missing).exists():
@@ -577,11 +593,25 @@ class LivePass:
                 log.write(text)
 
 
+def _texts(folders: Iterable[Path]) -> str:
+    return "".join(tail(path) for folder in folders for path in sorted(folder.glob("*.log")))
+
+
 _SYSTEM_PLACES = frozenset({"/usr/bin", "/bin", "/usr/local/bin", "/usr/sbin", "/sbin"})
 
 
 def _create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def tail(path: Path) -> str:
+    """The last part of a log, for reasons and signs."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def _size(path: Path) -> int:

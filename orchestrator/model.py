@@ -173,6 +173,8 @@ class Beside:
     size_cap_bytes: int | None = None
     """Stop the tool when the file `size_path` has grown beyond this; the artifact is then marked truncated."""
     size_path: str | None = None
+    time_cap_s: float | None = None
+    """Stop the tool this long after the start of the recording; the target goes on."""
     name: str = ""
 
 
@@ -230,6 +232,9 @@ class Launch:
     after: tuple[After, ...] = ()
     artifacts: tuple[Expect, ...] = ()
     signs: tuple[Sign, ...] = ()
+    litter: tuple[str, ...] = ()
+    """Regexes over what the tool and the target printed; group 1 names a temporary file that the tool may leave
+    behind."""
     notes: tuple[str, ...] = ()
 
     def commands(self) -> tuple[tuple[str, ...], ...]:

@@ -66,9 +66,7 @@ def rebuilt(capture: Capture) -> Collector:
 
 def _parse(capture: Capture, log: Callable[[str], None]) -> Parsed | str | None:
     """What the capture's files say; None when there is nothing to read; a string says why they can't be read."""
-    if capture.status in ("skipped", "blocked", "cancelled") or (
-        capture.collector != "timing" and not capture.artifacts
-    ):
+    if capture.status not in ("ok", "degraded", "target_failed") or (capture.run is None and not capture.artifacts):
         return None
     try:
         return rebuilt(capture).parse(capture)

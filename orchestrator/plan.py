@@ -26,7 +26,6 @@ from orchestrator.collectors.base import Collector
 from orchestrator.command import Command, Environment, Variable, Word
 from orchestrator.env_steps.base import Step
 from orchestrator.errors import UsageError
-from orchestrator.model import Window
 from orchestrator.units import Budget, Duration
 
 _Kind = TypeVar("_Kind", bound=BaseModel)
@@ -81,10 +80,6 @@ class WindowPlan(_Part):
         if self.then == "stop" and self.for_ is None:
             raise ValueError("`then: stop` needs `for`: without it the window ends with the target")
         return self
-
-    def model(self) -> Window:
-        """The same in the words of the runner."""
-        return Window(self.after, self.for_, self.then)
 
 
 class MetricPlan(_Part):

@@ -44,11 +44,12 @@ _BOUNDS = {
 def problems(error: ValidationError, root: type[BaseModel], tree: Node) -> Iterator[Problem]:
     """One problem for each wrong place of the tree."""
     found: dict[Path, list[tuple[str, str]]] = {}
+    data = plain(tree)
     for detail in error.errors(include_url=False):
-        if detail["type"] == "too_short" and detail["input"]:  # not short: its items were refused, and are told
-            continue
+        if detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]:
+            continue  # it only seems short, as items were refused; they are told themselves
         path = _path(detail["loc"], detail["type"], tree)
-        told = _told(detail, path, root, tree)
+        told = _told(detail, path, root, data)
         if told not in found.setdefault(path, []):
             found[path].append(told)
     for path, answers in found.items():
@@ -83,13 +84,13 @@ def _place(path: Path, tree: Node) -> Place:
 # ---------------------------------------------------------------- messages
 
 
-def _told(detail: Any, path: Path, root: type[BaseModel], tree: Node) -> tuple[str, str]:
+def _told(detail: Any, path: Path, root: type[BaseModel], data: Any) -> tuple[str, str]:
     """What is wrong, and how to write it."""
     kind, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
     if kind == "plan":
         return detail["msg"], context.get("hint", "")
     if kind == "extra_forbidden":
-        return "unknown key", suggestion(str(path[-1]), sorted(_keys(path[:-1], root, plain(tree))))
+        return "unknown key", suggestion(str(path[-1]), sorted(_keys(path[:-1], root, data)))
     if kind == "missing":
         return MISSING, _MISSING.get(path, "")
     if kind == "literal_error":
@@ -97,7 +98,7 @@ def _told(detail: Any, path: Path, root: type[BaseModel], tree: Node) -> tuple[s
     if kind in _BOUNDS:
         return f"must be {_BOUNDS[kind].format(**context)}, and is {_shown(value)}", ""
     if kind in ("too_short", "string_too_short"):
-        return "is empty", f"it needs at least {context['min_length']}"
+        return "is too short" if value else "is empty", f"it needs at least {context['min_length']}"
     if kind in ("value_error", "assertion_error"):
         return str(context["error"]), ""
     return _wrong_type(kind, value) or (detail["msg"], "")
@@ -151,9 +152,10 @@ def _keys(path: Path, root: type[BaseModel], data: Any) -> set[str]:
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    arguments = get_args(annotation)
+    if not arguments and isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for argument in get_args(annotation) for model in _models(argument)]
+    return [model for argument in arguments for model in _models(argument)]
 
 
 def _meant(cls: type[BaseModel], data: Mapping[str, Any]) -> type[BaseModel] | None:

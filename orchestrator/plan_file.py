@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from orchestrator.tree import Node, Place, assign, concrete, merge, parse_path, 
 LIMIT_BYTES = 1_000_000
 LIMIT_BASES = 10
 LIMIT_PROBLEMS = 50
-_OF_ONE_FILE = ("name", "description", "extends")
+LIMIT_LINE = 300
+_OF_ONE_FILE = ("name", "description")
 """Keys that speak of one file: a plan that extends it does not take them over."""
 
 
@@ -110,13 +111,15 @@ def _with_bases(path: Path, problems: list[Problem], above: tuple[Path, ...]) ->
     tree, found = yaml_source.read(_bytes(path), str(path))
     problems += found
     if tree is None or not isinstance(tree.value, dict):
-        raise PlanError(problems if tree is None else [*problems, _no_mapping(tree)])
+        raise PlanError(_in_order(problems if tree is None else [*problems, _no_mapping(tree)]))
     base = _base(tree.value.get("extends"), path, (*above, path), problems)
+    own = Node({key: child for key, child in tree.value.items() if key != "extends"}, tree.place)
     if base is None:
-        return tree
+        return own
     below = _with_bases(base, problems, (*above, path))
-    kept = {key: child for key, child in dict(below.value or {}).items() if key not in _OF_ONE_FILE}  # type: ignore[arg-type]
-    return merge(Node(kept, below.place), tree)
+    assert isinstance(below.value, dict)
+    kept = {key: child for key, child in below.value.items() if key not in _OF_ONE_FILE}
+    return merge(Node(kept, below.place), own)
 
 
 def _base(extends: Node | None, path: Path, chain: tuple[Path, ...], problems: list[Problem]) -> Path | None:
@@ -177,13 +180,8 @@ def _no_mapping(tree: Node) -> Problem:
     if tree.value is None:
         return Problem(tree.place.file, None, "", "is empty", "profrun init cpu-quick writes a plan to start from")
     found = "a list" if isinstance(tree.value, list) else "a single value"
-    return Problem(
-        tree.place.file,
-        tree.place.line,
-        "",
-        f"holds {found}",
-        "a plan is keys and values, the first of them version: 1",
-    )
+    hint = "a plan is keys and values, the first of them version: 1"
+    return Problem(tree.place.file, tree.place.line, "", f"holds {found}", hint)
 
 
 def _named(tree: Node, path: Path) -> Node:
@@ -200,26 +198,31 @@ def _checked(tree: Node, problems: list[Problem]) -> Plan | None:
     except ValidationError as error:
         from orchestrator import plan_errors
 
-        known = tuple(problem.path for problem in problems if problem.path)
+        known = {problem.path for problem in problems if problem.path}
         told = plan_errors.problems(error, Plan, tree)
         if "extends" in known:  # what seems to be missing may well stand there
             told = (problem for problem in told if problem.message != plan_errors.MISSING)
-        problems += (problem for problem in told if not _within(problem.path, known))
+        problems += (problem for problem in told if problem.path not in known)
         return None
-
-
-def _within(path: str, known: Iterable[str]) -> bool:
-    return any(path == one or path.startswith((f"{one}.", f"{one}[")) for one in known)
 
 
 def _in_order(problems: list[Problem]) -> list[Problem]:
     """By file and line, as an editor walks them; beyond a limit only counted."""
     files = list(dict.fromkeys(problem.file for problem in problems))
-    ordered = sorted(problems, key=lambda problem: (files.index(problem.file), problem.line or 0))
+    ordered = sorted(map(_presentable, problems), key=lambda problem: (files.index(problem.file), problem.line or 0))
     more = len(ordered) - LIMIT_PROBLEMS
-    return (
-        ordered if more <= 0 else [*ordered[:LIMIT_PROBLEMS], Problem(ordered[-1].file, None, "", f"and {more} more")]
-    )
+    rest = [Problem(ordered[-1].file, None, "", f"and {more} more")] if more > 0 else []
+    return ordered[:LIMIT_PROBLEMS] + rest
+
+
+def _presentable(problem: Problem) -> Problem:
+    """On one line of bearable length, whatever a value that it quotes may hold."""
+    return replace(problem, path=_line(problem.path), message=_line(problem.message), hint=_line(problem.hint))
+
+
+def _line(text: str) -> str:
+    shown = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text[:LIMIT_LINE])
+    return shown if len(text) <= LIMIT_LINE else shown + "..."
 
 
 # ---------------------------------------------------------------- --set

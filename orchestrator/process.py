@@ -292,15 +292,22 @@ class Helper:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
+    def ask_to_stop(self, number: int) -> None:
+        """Asks it once to end, without waiting for it."""
+        if not self.asked_to_stop:
+            self.asked_to_stop = True
+            self.signal(number)
+
     def stop(self, number: int, grace_s: float) -> None:
         """Asks it to end with `number`, then with SIGTERM, then kills it and everything in its session."""
-        self.asked_to_stop = True
-        for step, patience_s in ((number, grace_s), (signal.SIGTERM, 5.0)):
-            if self.ended():
-                return
-            self.signal(step)
-            if self.wait(patience_s):
-                return
+        if self.ended():
+            return
+        self.ask_to_stop(number)
+        if self.wait(grace_s):
+            return
+        self.signal(signal.SIGTERM)
+        if self.wait(5.0):
+            return
         self.killed = True
         self.signal(signal.SIGKILL)
         self.wait(5.0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 MASK = "[redacted]"
 HIDDEN = "[hidden]"
@@ -85,6 +86,15 @@ def _shown(name: str, text: str, extra: frozenset[str]) -> str:
     if is_secret_name(name) and name not in extra:
         return MASK
     return value(text) if name in extra or _SHOWN.match(name) else HIDDEN
+
+
+def tree(data: Any) -> Any:
+    """JSON-able data with the values of secret-named keys masked, at any depth."""
+    if isinstance(data, Mapping):
+        return {k: MASK if is_secret_name(str(k)) and isinstance(v, str) else tree(v) for k, v in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [tree(item) for item in data]
+    return data
 
 
 def argv(words: Iterable[str]) -> tuple[str, ...]:

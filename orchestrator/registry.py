@@ -2,7 +2,7 @@
 package.
 
 Entry-point groups: profrun.collectors, profrun.environment, profrun.rules. A class is imported when its name is asked
-for. """
+for."""
 
 from __future__ import annotations
 

@@ -23,7 +23,17 @@ from orchestrator.outcome import judge
 from orchestrator.plan import Plan
 from orchestrator.plan_file import dump
 from orchestrator.preflight import Preflight, preflight
-from orchestrator.report import Report, RunInfo, TableInfo, capture_from, capture_record, pass_from, step_from, summary
+from orchestrator.report import (
+    Report,
+    RunInfo,
+    TableInfo,
+    capture_from,
+    capture_record,
+    load,
+    pass_from,
+    step_from,
+    summary,
+)
 from orchestrator.signals import Signals
 from orchestrator.stdio import Stdin
 from orchestrator.units import Times
@@ -32,6 +42,7 @@ if TYPE_CHECKING:
     from orchestrator.collectors.base import Collector
 
 RAW_SCHEMA = "profrun/raw/1"
+LEAST_BUDGET_S = 60.0
 
 
 class Console(Protocol):
@@ -97,7 +108,7 @@ def run(request: Request, console: Console) -> Report:
                 stage(state)
         finally:
             restore(state)
-        for stage in (keep_raw, normalise_and_render, keep_log):
+        for stage in (keep_raw, keep_log, normalise_and_render):
             stage(state)
     return state.report
 
@@ -121,7 +132,8 @@ def check(state: State) -> None:
 
 def open_folder(state: State) -> None:
     """The report folder (a new one, or the one to add to), and scratch space on node-local disk."""
-    scrub = redact.scrubber(state.run.target.env)
+    steps = [step.child().set for step in state.run.plan.environment]
+    scrub = redact.scrubber({k: v for env in (*steps, state.run.target.env) for k, v in env.items()})
     if state.request.into:
         state.folder = folder.Folder(state.request.into, scrub)
     else:
@@ -193,7 +205,7 @@ def normalise_and_render(state: State) -> None:
 
 
 def keep_log(state: State) -> None:
-    """run.log: what was shown, and what was not."""
+    """run.log: what was shown while it ran; what the parsers have to say is added to it."""
     state.folder.write("run.log", "\n".join(state.console.logged) + "\n")
 
 
@@ -228,24 +240,25 @@ def rebuild(target: folder.Folder, plan: Plan, console: Console) -> Report:
     target.write_json("machine.json", report.machine)
     target.write_json("summary.json", summary(report))
     console.stage("writing the report")
-    render(report, target, plan.report.formats)
-    return report
+    shown = load(target.path)  # as written, and so without secrets
+    render(shown, target, plan.report.formats)
+    return shown
 
 
 def render(report: Report, target: folder.Folder, formats: Sequence[str]) -> None:
-    """The pages, and a flame graph in three formats for each capture that has stacks."""
+    """The flame graphs in three formats, and then the pages, which link to what is there."""
     from orchestrator.render import RENDERERS
 
-    for name in formats:
-        file, module = RENDERERS[name]
-        target.write(file, importlib.import_module(module).render(report))
-    for capture, title, rows in _stacks(report):
+    for stem, title, frame in _stacks(report):
         from orchestrator.render import flamegraph
 
-        stem = f"flamegraphs/{capture}"
-        target.write(f"{stem}.folded", flamegraph.folded(rows))
-        target.write(f"{stem}.speedscope.json", flamegraph.speedscope(rows, title))
-        target.write(f"{stem}.svg", flamegraph.svg(rows, title))
+        threads, unit = flamegraph.by_thread(frame)
+        target.write_clean(f"{stem}.folded", flamegraph.folded(flamegraph.together(threads)))
+        target.write_clean(f"{stem}.speedscope.json", flamegraph.speedscope(threads, title, unit))
+        target.write_clean(f"{stem}.svg", flamegraph.svg(flamegraph.together(threads), title, unit))
+    for name in formats:
+        file, module = RENDERERS[name]
+        target.write_clean(file, importlib.import_module(module).render(report))
 
 
 def _stacks(report: Report) -> Iterator[tuple[str, str, Any]]:
@@ -255,7 +268,7 @@ def _stacks(report: Report) -> Iterator[tuple[str, str, Any]]:
         return
     for (capture, kind), rows in frame.groupby(["capture", "kind"], sort=True):
         stem = capture if kind == "wall" else f"{capture}.{kind}"
-        yield stem, f"{report.run.name}: {capture} ({kind} time)", rows
+        yield f"flamegraphs/{stem}", f"{report.run.name}: {capture} ({kind} time)", rows
 
 
 def read_raw(path: Path) -> dict[str, Any]:
@@ -402,9 +415,11 @@ def _over_budget(state: State, planned: Pass, spent_s: float) -> tuple[Status, s
 
 
 def budget_s(budget: float | Times | None, bare_wall_s: float | None) -> float | None:
-    """The budget in seconds; None when there is none, or it is a multiple of a bare run that is not known."""
+    """The budget in seconds; None when there is none, or it is a multiple of a bare run that is not known.
+
+    A multiple is never taken as less than a minute: the tools' own starts would eat it up."""
     if isinstance(budget, Times):
-        return budget.factor * bare_wall_s if bare_wall_s is not None else None
+        return max(budget.factor * bare_wall_s, LEAST_BUDGET_S) if bare_wall_s is not None else None
     return budget
 
 
@@ -423,9 +438,9 @@ def _not_run(planned: Pass, member: Collector, status: Status, reason: str) -> C
 
 
 def _named(run: resolve.Run) -> Plan:
-    """The plan with the command that was really given, so that the report stands alone."""
-    command = redact.argv(run.target.argv)
-    return run.plan.model_copy(update={"target": run.plan.target.model_copy(update={"command": command})})
+    """The plan with the command that was really given, so that the report stands alone; without secrets."""
+    changes = {"command": redact.argv(run.target.argv), "env": redact.tree(dict(run.plan.target.env))}
+    return run.plan.model_copy(update={"target": run.plan.target.model_copy(update=changes)})
 
 
 def _info(state: State) -> RunInfo:
@@ -526,4 +541,4 @@ def _scratch(state: State) -> Path:
 
 def _unmoved(scratch: Path) -> list[Path]:
     """Captures that the report's disk did not take; they must not be thrown away."""
-    return [path for path in scratch.iterdir() if path.is_dir() and path.name != "files"]
+    return list(scratch.glob("p*.*/*"))

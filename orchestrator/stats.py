@@ -27,7 +27,7 @@ def t975(df: float) -> float:
 
     Up to 30 from the table in NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2; between its rows log t is
     taken as linear in 1/df, which is up to 3 % too wide between 1 and 2 and good to four digits from 5 on. Beyond 30
-    by the expansion in Abramowitz & Stegun, 26.7.5, good to four digits there. """
+    by the expansion in Abramowitz & Stegun, 26.7.5, good to four digits there."""
     if df >= len(_T975):
         z, n = _Z975, df
         return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)

@@ -3,7 +3,7 @@ names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -239,6 +239,18 @@ def arrow(name: str, tables: Iterable[Table]) -> pyarrow.Table:
     metadata = {"table": name, "clock": _clock(parts), "dropped": str(sum(p.dropped for p in parts))}
     schema = pa.schema(fields, metadata=metadata)
     return pa.concat_tables([_part(pa, part, schema, columns) for part in parts] or [schema.empty_table()])
+
+
+def mapped(table: pyarrow.Table, change: Callable[[str], str]) -> pyarrow.Table:
+    """The table with every text passed through `change`, each distinct text once."""
+    import pyarrow as pa
+
+    for index, field in enumerate(table.schema):
+        if pa.types.is_string(field.type):
+            coded = table.column(index).combine_chunks().dictionary_encode()
+            texts = pa.array([None if t is None else change(t) for t in coded.dictionary.to_pylist()], pa.string())
+            table = table.set_column(index, field, texts.take(coded.indices))
+    return table
 
 
 def _field(pa: Any, column: Column, types: Mapping[str, Any]) -> Any:

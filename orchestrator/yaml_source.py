@@ -7,7 +7,7 @@ and 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema) agree. Merge keys, tags a
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -92,7 +92,7 @@ def _refuse_ambiguous(text: str) -> None:
 def _decimal(text: str) -> str | None:
     """The number that was probably meant, as this reader takes it; None where that can't be said."""
     number = text.replace("_", "").lstrip("+").lower()
-    if re.match(r"-?0[0-9]|-?\.[in]", number):
+    if len(number) > 40 or re.match(r"-?0[0-9]|-?\.[in]|.*e[-+]?[0-9]{4}", number):
         return None
     try:
         shown = str(int(number, 0)) if number[:2] in ("0x", "0o", "0b") else digits(number)
@@ -112,16 +112,12 @@ def read(source: bytes | str, file: str) -> tuple[Node | None, list[Problem]]:
     text = ""
     try:
         text = _decoded(source)
-        root = yaml.compose(text, Loader=_Loader)
-        builder = _Builder(file)
-        node = Node(None, Place(file, None)) if root is None else builder.node(root, ())
+        reader = _Reader(text, file)
+        return reader.document(), reader.problems
     except _Fatal as fatal:
         return None, [Problem(file, fatal.line, "", fatal.message, fatal.hint)]
     except yaml.YAMLError as error:
         return None, [_syntax_problem(error, file, text)]
-    except RecursionError:
-        return None, [Problem(file, None, "", f"is nested more than {LIMIT_DEPTH} deep")]
-    return node, builder.problems
 
 
 class _Fatal(Exception):
@@ -143,68 +139,105 @@ def _decoded(source: bytes | str) -> str:
         raise _Fatal(f"is not UTF-8 text: byte 0x{data[error.start]:02x}", line, "save it as UTF-8") from None
 
 
-class _Loader(getattr(yaml, "CBaseLoader", yaml.BaseLoader)):  # type: ignore[misc]
-    """Composes nodes whose tag says only whether a scalar was written plain: an explicit tag can then be told apart."""
-
-    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
-        return "plain" if kind is yaml.ScalarNode and implicit[0] else "untagged"
+_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
-class _Builder:
-    """Turns composed nodes into ours and collects what is wrong on the way."""
+class _Reader:
+    """Builds the tree from the parser's events, and collects what is wrong on the way.
 
-    def __init__(self, file: str) -> None:
+    From events rather than by `yaml.compose`, which recurses in C without a limit and can crash on deep nesting.
+    """
+
+    def __init__(self, text: str, file: str) -> None:
         self.file = file
         self.problems: list[Problem] = []
-        self._open: set[int] = set()
+        self._events: Iterator[Any] = yaml.parse(text, Loader=_LOADER)
+        self._anchors: dict[str, tuple[Node, int] | None] = {}
+        """What each anchor names, and its size; None while it is being read."""
         self._count = 0
 
-    def node(self, raw: yaml.Node, path: Path, line: int | None = None) -> Node:
-        line = line or raw.start_mark.line + 1
-        self._limit(raw, path, line)
-        if raw.tag not in ("plain", "untagged"):
-            tag = raw.tag.replace("tag:yaml.org,2002:", "!!")
-            self._problem(line, path, f"the tag {tag} is not used in plans", "leave it out; text goes in quotes")
-        self._open.add(id(raw))
-        value = self._value(raw, path, line)
-        self._open.discard(id(raw))
-        return Node(value, Place(self.file, line))
+    def document(self) -> Node:
+        """The one document of the text; a null where there is none."""
+        next(self._events)  # the stream's start
+        if isinstance(next(self._events), yaml.StreamEndEvent):
+            return Node(None, Place(self.file, None))
+        root = self._node(next(self._events), ())
+        next(self._events)  # the document's end
+        after = next(self._events)
+        if not isinstance(after, yaml.StreamEndEvent):
+            line = after.start_mark.line + 1
+            raise _Fatal("holds several documents (---); a plan is one", line, "keep one, or make two files")
+        return root
 
-    def _limit(self, raw: yaml.Node, path: Path, line: int) -> None:
-        self._count += 1
-        if id(raw) in self._open:
-            raise _Fatal("an alias stands inside the very thing that it names", line, "write it out")
-        if self._count > LIMIT_NODES:
-            raise _Fatal(f"holds more than {LIMIT_NODES} values, aliases written out", line, "a plan is far smaller")
+    def _node(self, event: Any, path: Path, line: int | None = None) -> Node:
+        line = line or event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            return self._named(str(event.anchor), line)
         if len(path) > LIMIT_DEPTH:
             raise _Fatal(f"is nested more than {LIMIT_DEPTH} deep", line)
+        before = self._count
+        self._add(1, line)
+        if event.tag not in (None, "!"):
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+            self._problem(line, path, f"the tag {tag} is not used in plans", "leave it out; text goes in quotes")
+        if event.anchor:
+            self._anchors[event.anchor] = None
+        node = Node(self._value(event, path, line), Place(self.file, line))
+        if event.anchor:
+            self._anchors[event.anchor] = node, self._count - before
+        return node
 
-    def _value(self, raw: yaml.Node, path: Path, line: int) -> Scalar | list[Node] | dict[str, Node]:
-        if isinstance(raw, yaml.SequenceNode):
-            return [self.node(item, (*path, index)) for index, item in enumerate(raw.value)]
-        if isinstance(raw, yaml.MappingNode):
-            return self._mapping(raw, path)
-        if raw.tag != "plain":
-            return str(raw.value)
+    def _named(self, anchor: str, line: int) -> Node:
+        if anchor not in self._anchors:
+            hint = "put text that starts with * in quotes"
+            raise _Fatal(f"the alias *{anchor} has no anchor &{anchor} before it", line, hint)
+        named = self._anchors[anchor]
+        if named is None:
+            raise _Fatal("an alias stands inside the very thing that it names", line, "write it out")
+        self._add(named[1], line)
+        return named[0]
+
+    def _add(self, count: int, line: int) -> None:
+        self._count += count
+        if self._count > LIMIT_NODES:
+            raise _Fatal(f"holds more than {LIMIT_NODES} values, aliases written out", line, "a plan is far smaller")
+
+    def _value(self, event: Any, path: Path, line: int) -> Scalar | list[Node] | dict[str, Node]:
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self._sequence(path)
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(path)
+        if not event.implicit[0]:
+            return str(event.value)
         try:
-            return scalar(raw.value)
+            return scalar(event.value)
         except Ambiguous as error:
             self._problem(line, path, str(error), error.hint)
-            return str(raw.value)
+            return str(event.value)
 
-    def _mapping(self, raw: yaml.MappingNode, path: Path) -> dict[str, Node]:
+    def _sequence(self, path: Path) -> list[Node]:
+        items: list[Node] = []
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            items.append(self._node(event, (*path, len(items))))
+        return items
+
+    def _mapping(self, path: Path) -> dict[str, Node]:
         found: dict[str, Node] = {}
-        for key, value in raw.value:
+        while not isinstance(key := next(self._events), yaml.MappingEndEvent):
             line = key.start_mark.line + 1
-            if not isinstance(key, yaml.ScalarNode):
+            name = key.value if isinstance(key, yaml.ScalarEvent) else None
+            if name is None:
+                self._node(key, (*path, "?"))
                 self._problem(line, path, "a key must be a word", "a value that starts with { or [ needs quotes")
-            elif key.value == "<<" and key.tag == "plain":
+            at = path if name is None else (*path, name)
+            value = self._node(next(self._events), at, line)
+            if name == "<<" and key.implicit[0]:
                 self._problem(line, path, "merge keys (<<) are not used in plans", "write the keys out, or use extends")
-            elif key.value in found:
-                first = found[key.value].place.line
-                self._problem(line, (*path, key.value), f"the key stands here twice, first on line {first}", "keep one")
-            else:
-                found[key.value] = self.node(value, (*path, key.value), line)
+            elif name in found:
+                first = found[name].place.line
+                self._problem(line, at, f"the key stands here twice, first on line {first}", "keep one")
+            elif name is not None:
+                found[name] = value
         return found
 
     def _problem(self, line: int, path: Path, message: str, hint: str) -> None:
@@ -223,14 +256,12 @@ _PLAINER = (
     ("could not find expected ':'", "a `:` is missing after a key", ""),
     ("did not find expected key", "a line that is not indented as those above, or text after a closing quote", ""),
     ("did not find expected '-'", "a line between list items does not start with `-`", ""),
-    ("found undefined alias", "an alias (*name) without its anchor (&name)", "put text that starts with * in quotes"),
     (
         "unknown escape character",
         "a backslash inside double quotes starts an escape",
         "use single quotes, as for regexes",
     ),
     ("maximum nesting depth", f"is nested more than {LIMIT_DEPTH} deep", ""),
-    ("expected a single document", "holds several documents (---); a plan is one", "keep one, or make two files"),
 )
 """What libyaml says, what that means to people, and what to do."""
 

@@ -31,7 +31,7 @@ class Browser:
         self._rest = b""
         self._target: str | None = None
         self.errors: list[str] = []
-        self.requests: list[str] = []
+        self._asked: dict[str, str] = {}
         self._start()
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._target = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -83,7 +83,9 @@ class Browser:
     def _note(self, event: dict[str, Any]) -> None:
         method, more = event.get("method"), event.get("params", {})
         if method == "Network.requestWillBeSent":
-            self.requests.append(more["request"]["url"])
+            self._asked[more["requestId"]] = more["request"]["url"]
+        elif method == "Network.loadingFailed" and more.get("blockedReason") == "csp":
+            del self._asked[more["requestId"]]
         elif method == "Runtime.exceptionThrown":
             self.errors.append(json.dumps(more["exceptionDetails"])[:500])
         elif method == "Runtime.consoleAPICalled" and more["type"] in ("error", "warning", "assert"):
@@ -91,8 +93,15 @@ class Browser:
         elif method == "Log.entryAdded" and more["entry"]["level"] in ("error", "warning"):
             self.errors.append(more["entry"]["text"])
 
+    @property
+    def requests(self) -> list[str]:
+        """What was asked for since the page was opened, without what its own policy refused."""
+        return list(self._asked.values())
+
     def open(self, path: Path) -> None:
-        """Opens the file and waits until its script says that it is ready."""
+        """Opens the file and waits until its script says that it is ready; forgets the errors and requests before."""
+        self.errors.clear()
+        self._asked.clear()
         self.call("Page.navigate", url=path.as_uri())
         deadline = time.monotonic() + 30
         while not self.js("document.readyState === 'complete' && document.documentElement.dataset.ready"):

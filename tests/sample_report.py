@@ -275,7 +275,7 @@ def _functions() -> Table:
         ("counted nowhere", "x.py", 3, None, None),
     ]
     named += [(f"leaf_{i}", f"{PYTHON}/json/encoder.py", i, 1 + i % 3, 1 + i % 3) for i in range(600)]
-    whole = sum(own or 0 for *_, own, _ in named)
+    whole = 1830  # samples of the wall stacks above
     rows = [
         (
             "p09-py-spy",

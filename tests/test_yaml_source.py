@@ -18,8 +18,7 @@ from orchestrator.tree import Node, Place, places, plain
 def loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both parsers that PyYAML may come with."""
     if request.param == "python":
-        resolve = yaml_source._Loader.resolve
-        monkeypatch.setattr(yaml_source, "_Loader", type("Pure", (yaml.BaseLoader,), {"resolve": resolve}))
+        monkeypatch.setattr(yaml_source, "_LOADER", yaml.BaseLoader)
     return str(request.param)
 
 
@@ -90,7 +89,7 @@ def test_what_some_read_otherwise_is_refused(text: str, message: str, hint: str)
         ("1.0e5", "100000"), ("1e5", "100000"), ("1e-3", "0.001"), ("1e-15", "0.000000000000001"), ("1_000", "1000"),
         (".5", "0.5"), ("5.", "5"), ("+5", "5"), ("+1.50", "1.5"), ("0x1F", "31"), ("0o17", "15"), ("0b11", "3"),
         ("0755", None), ("007.5", None), (".inf", None), ("-.INF", None), (".nan", None), ("1e999", None),
-        ("9" * 40, None),
+        ("9" * 50, None), ("0b2", None), ("1e999999999", None),
     ],
 )  # fmt: skip
 def test_a_number_spelled_in_a_way_of_its_own_is_refused(text: str, number: str | None) -> None:
@@ -102,17 +101,17 @@ def test_a_number_spelled_in_a_way_of_its_own_is_refused(text: str, number: str 
     assert (problem.line, problem.path) == (1, "a")
 
 
-@settings(deadline=None, max_examples=50)
-@given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=20))
+@settings(deadline=None, max_examples=300)
+@given(st.text("0123456789.+-_:eExob yYnNoOfFtTrRuUaAlLsS~", max_size=12).filter(lambda t: t.strip() == t))
 def test_a_plain_scalar_is_never_read_otherwise_than_by_pyyaml(text: str) -> None:
     """PyYAML reads YAML 1.1: where it sees a value that is not text, we see the same value or refuse."""
     try:
-        theirs = yaml.safe_load(f"[{text}]") if not set(text) & set("[]{},#") else None
-        ours = yaml_source.scalar(text.strip())
+        theirs = yaml.safe_load(text)
+        ours = yaml_source.scalar(text)
     except (yaml.YAMLError, ValueError):
         return
-    if isinstance(theirs, list) and len(theirs) == 1 and not isinstance(theirs[0], (str, dict, list)):
-        assert ours == theirs[0]
+    if not isinstance(theirs, (str, dict, list)):
+        assert ours == theirs
 
 
 def test_all_problems_are_told_at_once() -> None:
@@ -141,7 +140,7 @@ def test_tags_are_refused_and_run_nothing(tag: str) -> None:
         (b"a: 1\nb: caf\xe9", 2, "is not UTF-8 text: byte 0xe9"),
         ("a: 1\nb: \x07", 2, "holds a character that is no text"),
         ("a: 1\n---\nb: 2", 2, "holds several documents (---); a plan is one"),
-        ("a: *x", 1, "an alias (*name) without its anchor (&name)"),
+        ("a: *x", 1, "the alias *x has no anchor &x before it"),
     ],
 )
 def test_text_that_is_no_plan_at_all(text: bytes | str, line: int, message: str) -> None:
@@ -164,7 +163,6 @@ def test_text_that_is_no_plan_at_all(text: bytes | str, line: int, message: str)
         ("a:\n  b: 1\n c: 2", 3, "a line that is not indented as those above, or text after a closing quote", ""),
         ("- a\nb: 1", 2, "a line between list items does not start with `-`", ""),
         (r'a: "loss=\d"', 1, "a backslash inside double quotes starts an escape", "use single quotes, as for regexes"),
-        ("[" * 5000, 1, "is nested more than 50 deep", ""),
     ],
 )
 def test_broken_yaml_is_told_in_plain_words(text: str, line: int, message: str, hint: str, loader: str) -> None:
@@ -185,8 +183,11 @@ def test_an_alias_inside_itself_is_refused() -> None:
     assert problem_of("a: &a\n  b: *a").message == "an alias stands inside the very thing that it names"
 
 
-def test_deep_nesting_is_refused() -> None:
-    assert problem_of("{a: " * 60 + "1" + "}" * 60).message == "is nested more than 50 deep"
+@pytest.mark.parametrize(
+    "text", ["[" * 400_000, "- " * 400_000, "{a: " * 200_000, "? " * 200_000, "[a, " * 60 + "]" * 60]
+)
+def test_deep_nesting_is_refused_at_once(text: str) -> None:
+    assert problem_of(text).message == "is nested more than 50 deep"
 
 
 def test_each_value_knows_its_line() -> None:

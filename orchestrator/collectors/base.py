@@ -1,7 +1,7 @@
 """The interface of a collector: a frozen pydantic model whose fields are its options and whose methods return data.
 
 A new collector is one file beside this one, one line in `registry.py` and one folder of golden files. It starts no
-process and writes no file: `launch` says what should run, the runner runs it. """
+process and writes no file: `launch` says what should run, the runner runs it."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from orchestrator.collectors.base import Collector, Parsed
-from orchestrator.errors import ParseError
 from orchestrator.model import Capture, Check, Child, Expect, Job, Launch, Sign, ToolProbe, Wrap
 
 if TYPE_CHECKING:
@@ -110,8 +109,8 @@ class Ncu(Collector):
     def _signs(self) -> tuple[Sign, ...]:
         """What ncu prints when there is no report; it ends with 0 when it saw no kernel."""
         chosen = f"kernels matching {self.kernels!r}" if self.kernels else "all kernels"
-        chosen = f"{chosen}, {self.launches} from number {self.skip} on, in all processes"
-        chosen = chosen.replace("{", "{{").replace("}", "}}")
+        looked = f"It looked for {chosen}, {self.launches} from number {self.skip} on, in all processes"
+        looked = looked.replace("{", "{{").replace("}", "}}")
         return (
             Sign(r"(ERR_NVGPUCTRPERM)", "blocked", f"{{0}}: the GPU's counters are not allowed here; {COUNTERS_FIX}"),
             Sign(r"(==ERROR== (?!The application returned).+)", "tool_failed", "ncu says: {0}"),
@@ -121,18 +120,15 @@ class Ncu(Collector):
                 "tool_failed",
                 f"this version of ncu has nothing for set {self.set}, sections {', '.join(self.sections) or 'none'}",
             ),
-            Sign(
-                r"==WARNING== (No kernels were profiled\.(?:\s*==WARNING== .+)?)",
-                "empty",
-                f"ncu says: {{0}} It looked for {chosen}",
-            ),
+            Sign(r"(No kernels were profiled\.)\s*==WARNING== (.+)", "empty", f"ncu says: {{0}} {{1}} {looked}"),
+            Sign(r"(No kernels were profiled\.)", "empty", f"ncu says: {{0}} {looked}"),
         )
 
     def parse(self, capture: Capture) -> Parsed:
-        """Tables `kernel_metrics` and `kernel_rules` of the report."""
+        """Tables `kernel_metrics` and `kernel_rules`. Without a report the run has already said why, and that stays."""
         from orchestrator.formats import ncu
 
         path = capture.path("report")
         if path is None:
-            raise ParseError("there is no report of ncu")
+            return Parsed()
         return Parsed(tuple(table for table in ncu.read(path) if len(table)))

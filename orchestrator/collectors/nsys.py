@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 from pydantic import Field
 
 from orchestrator.collectors.base import Collector, Parsed
-from orchestrator.errors import ParseError
 from orchestrator.model import After, Beside, Capture, Check, Child, Expect, Job, Launch, Sign, Tool, ToolProbe, Wrap
 from orchestrator.units import Duration
 
@@ -102,28 +101,16 @@ class Nsys(Collector):
     def traces(self, gpu: bool, tool: Tool) -> tuple[Trace, ...]:
         """What will be traced: as asked, or what can work; only what this version offers."""
         wanted = self.trace or (WITH_GPU if gpu else WITHOUT_GPU)
+        if self.range and "nvtx" not in wanted:
+            wanted = (*wanted, "nvtx")
         return tuple(t for t in wanted if _offers(tool, t)) or ("none",)
 
     def launch(self, job: Job) -> Launch:
         nsys = job.tool.path or "nsys"
+        # a name must be new: the agent of an earlier session lives as long as what its target has left behind
+        session = f"profrun-{zlib.crc32(job.dir.encode()):08x}-{job.attempt}"
         traces = self.traces(bool(job.facts.get("gpus")), job.tool)
-        session = f"profrun-{zlib.crc32(job.dir.encode()):08x}"
-        target = _known(job.tool, {
-            "session-new": session,
-            "trace": ",".join(traces),
-            "nvtx-capture": self.range,
-            "wait": "primary",
-            "show-output": "true",
-        })  # fmt: skip
-        record = _known(job.tool, {
-            "sample": self.sample,
-            "cpuctxsw": self.sample,
-            "output": f"{job.dir}/report",
-            "force-overwrite": "true",
-            "stop-on-exit": "true",
-            "capture-range": self.range and "nvtx",
-            "capture-range-end": self.range and "stop",
-        })  # fmt: skip
+        target, record = self._target(job.tool, session, traces), self._record(job)
         if job.window:
             wrap, beside = (nsys, "launch", *target), _window(job, nsys, session, record, self.flush)
         else:
@@ -137,7 +124,22 @@ class Nsys(Collector):
             after=_after(nsys, job.dir),
             artifacts=ARTIFACTS,
             signs=self._signs(nsys),
+            # nsys writes there first; after a hang the file stays, with the environment in it
+            litter=(r"Generating '([^'\n]+\.qdstrm)'",),
             notes=(f"nsys {job.tool.version} can't trace {', '.join(left_out)}",) if left_out else (),
+        )
+
+    def _target(self, tool: Tool, session: str, traces: tuple[Trace, ...]) -> tuple[str, ...]:
+        """Options of `profile` and `launch`: what is put into the target, and that only the target is waited for."""
+        options = {"session-new": session, "trace": ",".join(traces), "nvtx-capture": self.range}
+        return _known(tool, {**options, "wait": "primary", "show-output": "true"})
+
+    def _record(self, job: Job) -> tuple[str, ...]:
+        """Options of `profile` and `start`: what is recorded, when, and where to."""
+        options: dict[str, str | None] = {"sample": self.sample, "cpuctxsw": self.sample}
+        options |= {"output": f"{job.dir}/report", "force-overwrite": "true", "stop-on-exit": "true"}
+        return _known(
+            job.tool, options | ({"capture-range": "nvtx", "capture-range-end": "stop"} if self.range else {})
         )
 
     def _signs(self, nsys: str) -> tuple[Sign, ...]:
@@ -147,12 +149,14 @@ class Nsys(Collector):
         return (*SIGNS, no_report, HANG, *(() if importer(nsys) else (NO_IMPORTER,)))
 
     def parse(self, capture: Capture) -> Parsed:
-        """The canonical tables of the SQLite export; `empty` when nothing that was traced happened."""
+        """The canonical tables of the SQLite export; `empty` when nothing that was traced happened.
+
+        Without an export the run has already said why, and that stays."""
         from orchestrator.formats import nsys
 
         path = capture.path("sqlite")
         if path is None:
-            raise ParseError("there is no SQLite export of the report")
+            return Parsed()
         content = nsys.read(path)
         if content.tables:
             return Parsed(content.tables, content.notes)
@@ -170,7 +174,7 @@ SIGNS = (
     Sign(r"(?m)^Not executable$", "tool_failed", "nsys could not start the target: it is not executable"),
     Sign(r"unrecognised option '([^']+)'", "tool_failed", "this version of nsys has no option {0}"),
     Sign(r"Illegal (--\S+) argument[: ]+'?([^'\n]+)", "tool_failed", "this version of nsys refuses {0} {1}"),
-    Sign(r"Agent launcher failed", "tool_failed", "nsys could not start its agent: TMPDIR must exist and be writable"),
+    Sign(r"Agent launcher failed", "tool_failed", "nsys could not start its agent: is TMPDIR there and writable?"),
     Sign(
         r"Failed to create '[^']*': ([^\n.]+)", "tool_failed", "nsys could not write its report: {0}; it is in TMPDIR"
     ),

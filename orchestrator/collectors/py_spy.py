@@ -33,6 +33,8 @@ WAITING = 0.1
 _SIGMA = 3
 """py-spy waits a random time between samples, so their number is random too: so far below the mean it is no chance."""
 
+_REPLACED = "none of {0} samples could be read: the process has replaced its program (exec)"
+
 
 class PySpy(Collector):
     """Samples every Python process of the target with py-spy, attached from outside: the target stays its own master.
@@ -173,6 +175,10 @@ def _signs(when: When, job: Job) -> tuple[Sign, ...]:
             "empty",
             "the target ended before py-spy could attach to it",
         ),
+        Sign(
+            "Samples: 0 Errors: 0", "empty", "no thread was on a processor at a sample: use idle: true to see the waits"
+        ),
+        Sign(r"Samples: 0 Errors: (\d+)", "tool_failed", _REPLACED),
         Sign(r"(?m)^error: (.+)", "tool_failed", f"py-spy {version} refused its options: {{0}}"),
         Sign(r"(?m)^Error: (.+)", "tool_failed", "py-spy failed: {0}"),
         Sign(r"\A\s*\Z", "empty", none),
@@ -290,7 +296,7 @@ class _Quality:
         return max((log.behind_s or 0.0 for log in self._spies()), default=0.0)
 
     def reached(self) -> float | None:
-        """The share of the samples asked for that was taken; None where waiting threads are left out or nobody counted."""
+        """The share of the samples asked for that was taken; None where idle threads are left out, or nobody counted."""
         spies, wanted = self._spies(), sum(row.weight_ns for row in self.main) / 1e9 * self.rate_hz
         samples = [log.samples for log in spies if log.samples is not None]
         if not self.idle or not wanted or not samples or len(samples) < len(spies):
@@ -322,11 +328,11 @@ class _Quality:
         if self.reading.damages:
             raise ParseError("; ".join(self.reading.damages))
         if errors:
-            return "tool_failed", f"none of {errors} samples could be read: the process has replaced its program (exec)"
-        ran = f"target ran {show_duration(run.wall_s)}" if run else "target ended"
-        if not self.idle:
-            return "empty", f"{ran}, no thread of it on a processor at a sample: use idle: true to see where it waits"
-        return "empty", f"{ran}: too short for a sample"
+            return "tool_failed", _REPLACED.format(errors)
+        return (
+            "empty",
+            f"target ran {show_duration(run.wall_s)}: too short for a sample" if run else "no sample was taken",
+        )
 
     def notes(self) -> Iterator[str]:
         reached, errors = self.reached(), self.errors()

@@ -290,8 +290,8 @@ def _whole_lines(file: Iterable[str]) -> Iterator[str]:
 def _owner(body: str) -> tuple[Thread, list[str]]:
     """The thread that the root frames name, and the other frames.
 
-    A ';' may also stand in a command, which ends with '"'; in a thread's name, which is followed by a frame; and in the
-    name of a file, which ends with ')'."""
+    A ';' may also stand in a command, which ends with '"'; in a thread's name, before the first `function (file)`;
+    and in the name of a file, before its ')'."""
     thread, parts = Thread(), body.split(";")
     at = 0
     while at < len(parts) and parts[at].startswith(("process ", "thread (")):
@@ -300,7 +300,7 @@ def _owner(body: str) -> tuple[Thread, list[str]]:
             while end < len(parts) and not parts[end - 1].endswith('"'):
                 end += 1
         else:
-            while end < len(parts) and not parts[end].endswith(")"):
+            while end < len(parts) and " (" not in parts[end]:
                 end += 1
         below = _below(thread, ";".join(parts[at:end]))
         if below is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -16,7 +16,7 @@ from orchestrator.errors import ParseError
 from orchestrator.formats.syscalls import syscall_class
 from orchestrator.tables import Table
 
-# ---------------------------------------------------------------------------------------------------------- summary
+# summary --------------------------------------------------------------------------------------------------------------
 
 _SECONDS = r"\d{1,9}\.\d{6}"
 _WHOLE = r"\d{1,15}"
@@ -50,8 +50,9 @@ class Summary:
 def read_summary(path: Path, time: str = "wall") -> Summary:
     """The table `syscalls` of a `-c` summary, or of the one at the end of a `-C` log; no thread, no process.
 
-    Takes every order and choice of columns (`-U`), old and new totals, and one table per personality. `time` (wall or system) is
-    what `-w` decided: the file doesn't say. Times are given in us there. Raises ParseError for anything else.
+    Takes every order and choice of columns (`-U`), old and new totals, and one table per personality. `time`, wall or
+    system, is what `-w` decided: the file doesn't say. Its times have a resolution of 1 us. Raises ParseError for
+    anything else.
     """
     reader = _SummaryReader()
     with _opened(path) as file:
@@ -105,12 +106,15 @@ class _SummaryReader:
 
 
 def _is_header(text: str) -> bool:
-    return "syscall" in text and _HEADER.fullmatch(text) is not None
+    if "syscall" not in text or not _HEADER.fullmatch(text):
+        return False
+    columns = re.findall(_COLUMN, text)
+    return len(columns) == len(set(columns))
 
 
 def _row_pattern(header: str) -> re.Pattern[str]:
-    """A row of that table. Only `errors` may be blank, so the number of integers tells whether it is. A decimal ends after its last
-    digit, whether or not a blank follows."""
+    """A row of that table. Only `errors` may be blank, so the number of integers tells whether it is. A decimal ends
+    after its last digit, whether or not a blank follows."""
     pattern, gap = r"\s*", ""
     for column in re.findall(_COLUMN, header):
         group = f"{gap}(?P<{re.sub(r'[^a-z]', '', column)}>{_COLUMNS[column]})"
@@ -134,14 +138,16 @@ def _merged(old: list[int | None], new: list[int | None]) -> list[int | None]:
     return [pair and rule(pair) for rule, pair in zip(rules, pairs, strict=True)]
 
 
-# ------------------------------------------------------------------------------------------------------------- log
+# log ------------------------------------------------------------------------------------------------------------------
 
+_STAMP_ERROR_NS = 25_000
+"""How late a stamp of -ttt is, measured against the program's own clock readings: 14 to 25 us."""
 _BLOCK_BYTES = 1 << 20
 _LONGEST_LINE = 1 << 26
 
 _HEAD = re.compile(
     rb"\s*(?:\[pid\s+(\d{1,9})(?:<[^>]*>)?\]\s+|(\d{1,9})(?:<[^>]*>)?\s+(?=\S))?"  # [pid 12], 12, 12<comm>
-    rb"(\d\d:\d\d:\d\d(?:\.\d{1,9})?|\d{1,12}\.\d{1,9}|\d{10,12})?\s*"  # -t and -tt, -r and -ttt, -ttt without a fraction
+    rb"(\d\d:\d\d:\d\d(?:\.\d{1,9})?|\d{1,12}\.\d{1,9}|\d{10,12})?\s*"  # -t, -tt; -r, -ttt; -ttt without fraction
     rb"(?:\(\+\s*\d+\.\d+\)\s*)?(?:\[\s*[0-9a-f?]+\]\s*)*"  # -r beside another stamp; -n, -i
 )
 _STAMP = re.compile(rb"(?:(\d\d):(\d\d):)?(\d{1,12})(?:\.(\d{1,9}))?")
@@ -153,14 +159,14 @@ _SIGNAL = re.compile(rb"--- (?:SIG|stopped by ).* ---")
 _ASIDE = re.compile(  # strace's own messages, dumps of -e read, stack frames of -k, empty lines
     rb"strace: .*|Process \d+ (?:attached|detached|resumed|suspended).*|\[ Process PID=.* \]|[|>] .*|"
 )
+_INTERRUPTED = re.compile(rb"(.*\w\(.*)(?:strace: )?Process \d+ attached")
 _CALL_END = re.compile(rb'"(?:[^"\\]|\\.)*"|(?:\d|AT_FDCWD)<[^<>]*(?:->[^<>]*)*(?:<[^<>]*>)?>|(\)\s+= )', re.DOTALL)
 """Passes over strings and decorations, which may hold anything, to the end of the arguments."""
 _RESULT = re.compile(rb"(.*?)\s*(?:<(\d{1,7}\.\d{1,9})>)?", re.DOTALL)
 _FAILED = re.compile(rb"(?:-1|\?) (?:E[A-Z0-9]|\(errno )")
 
-_FD = re.compile(
-    rb"\d+<(/[^<>]*|[^</>][^<>\[]*(?:\[(?:->|[^<>])*?\](?=>))?)(?:<[^<>]*>)?>(?:\(deleted\))?"
-)  # 3</path>, 3</dev/null<char 1:3>>, 3<pipe:[7]>, 3<TCP:[a->b]>; strace writes < and > inside a path as \74 and \76
+_FD = re.compile(rb"\d+<(/[^<>]*|[^</>][^<>\[]*(?:\[(?:->|[^<>])*?\](?=>))?)(?:<[^<>]*>)?>(?:\(deleted\))?")
+"""3</path>, 3</dev/null<char 1:3>>, 3<pipe:[7]>, 3<TCP:[a->b]>. strace writes < and > in a path as \\74 and \\76."""
 _STRING = rb'"((?:[^"\\]|\\.)*)"'
 _NAMED = re.compile(_STRING, re.DOTALL)
 _NAMED_AT = re.compile(rb"(?:(?:AT_FDCWD|\d+)(?:<([^<>]*)>)?, )?" + _STRING, re.DOTALL)
@@ -168,16 +174,16 @@ _NAMED_AT = re.compile(rb"(?:(?:AT_FDCWD|\d+)(?:<([^<>]*)>)?, )?" + _STRING, re.
 _NEW_TASK = frozenset((b"clone", b"clone3", b"fork", b"vfork"))
 _OPEN = frozenset((b"open", b"creat", b"openat", b"openat2"))
 _AT = frozenset(
-    b"newfstatat fstatat64 statx faccessat faccessat2 unlinkat mkdirat mknodat fchmodat fchmodat2 fchownat linkat renameat "
-    b"renameat2 readlinkat utimensat utimensat_time64 futimesat execveat name_to_handle_at open_tree".split()
+    b"newfstatat fstatat64 statx faccessat faccessat2 unlinkat mkdirat mknodat fchmodat fchmodat2 fchownat linkat "
+    b"renameat renameat2 readlinkat utimensat utimensat_time64 futimesat execveat name_to_handle_at open_tree".split()
 )
 _MOVES_BYTES = frozenset(
-    b"read pread64 readv preadv preadv2 write pwrite64 writev pwritev pwritev2 recv recvfrom recvmsg send sendto sendmsg "
-    b"sendfile sendfile64 splice tee vmsplice copy_file_range".split()
+    b"read pread64 readv preadv preadv2 write pwrite64 writev pwritev pwritev2 recv recvfrom recvmsg send sendto "
+    b"sendmsg sendfile sendfile64 splice tee vmsplice copy_file_range".split()
 )
 
-# Where a call names its file: nowhere, by descriptor, by descriptor or name, by directory and name, by its result or those.
-_NOWHERE, _BY_FD, _BY_NAME, _BY_DIR_AND_NAME, _BY_RESULT = range(5)
+# Where a call names its file: nowhere, by descriptor, by name (or descriptor), by folder and name, by its result.
+_NOWHERE, _BY_FD, _BY_NAME, _BY_FOLDER_AND_NAME, _BY_RESULT = range(5)
 
 # Tallies and uses are lists, for speed. Both begin with: how often, failures, ns in all.
 _COUNT, _ERRORS, _TOTAL = range(3)
@@ -201,19 +207,20 @@ class Trace:
     """The slowest calls, slowest first; empty for a log without times (`-T`)."""
     calls: int
     unreturned: int
-    """Calls that were seen to start and not to return: still running at the end, cut off, or never returning, as exit_group."""
+    """Calls seen to start and not to return: still running at the end, cut off, or such as exit_group."""
     first_ns: int | None
     last_ns: int | None
-    """The stamps of the first and the last line, on the tables' clock."""
+    """The stamps of the first and the last line, on the clock of `events`."""
 
 
 def read_trace(path: Path, events: int = 1000, processes: Collection[int] = ()) -> Trace:
     """The tables `syscalls` (by thread), `syscall_paths` and `syscall_events` (the `events` slowest) of a log of calls.
 
-    Memory is bounded by the number of distinct threads, calls and files, not by the length of the log. Understood: a leading pid or
-    [pid N] or none, the stamps -r, -t, -tt, -ttt or none, -T, -y and -yy, -i, -n, -k, -Y; calls in two halves (unfinished, resumed),
-    also where one half is missing. Lines that aren't strace's are counted as dropped. `processes`: pids known to be processes, where
-    the log alone can't tell them from threads. Raises ParseError when nothing of strace is found.
+    Memory is bounded by the number of distinct threads, calls and files, not by the length of the log. Understood: a
+    leading pid or [pid N] or none; the stamps -r, -t, -tt, -ttt or none; -T, -y, -yy, -i, -n, -k, -Y; calls in two
+    halves (unfinished, resumed), also where one half is missing. Lines that aren't strace's are counted as dropped.
+    `processes`: pids known to be processes, where the log alone can't tell them from threads. A time is None where the
+    log has none. Raises ParseError when nothing of strace is found.
     """
     log = _Log(events)
     with _opened(path) as file:
@@ -277,6 +284,8 @@ class _Log:
         self.unreturned = 0
         self._timed = False
         self._in_summary = False
+        self._interrupted = b""
+        """The beginning of a line that strace's own message has broken in two."""
         self._tallies: dict[tuple[bytes, bytes], _Tally] = {}
         self._plain: dict[bytes, dict[bytes, _Tally]] = {}
         """The tallies that `feed` may use, by thread and call."""
@@ -314,8 +323,8 @@ class _Log:
                     raise ValueError("the text of the result looks like a result")
                 if result[-1:] == b">" and not _FD.fullmatch(result):
                     raise ValueError("a file name looks like a result")
-                failed = result[:4] == b"-1 E" or result[:3] == b"? E"
-                moved = int(result[:15]) if tally[_MOVES] and not failed else 0
+                failed = result[:1] in b"-?" and _FAILED.match(result) is not None
+                moved = int(result[:15]) if tally[_MOVES] and result.isdigit() else 0
             except (KeyError, ValueError, IndexError):
                 self._line(line)
                 floor = self._slowest.floor
@@ -339,9 +348,13 @@ class _Log:
         if last := _HEAD.match(lines[-1]):
             self._clock.see(last[3])
 
-    # every line -----------------------------------------------------------------------------------------------------
+    # every line -------------------------------------------------------------------------------------------------------
 
     def _line(self, line: bytes) -> None:
+        line, self._interrupted = self._interrupted + line, b""
+        if interrupted := _INTERRUPTED.fullmatch(line):
+            self._interrupted = interrupted[1]
+            return
         head = _HEAD.match(line)
         assert head is not None  # every part of it is optional
         thread, text = head[1] or head[2] or b"", line[head.end() :].rstrip()
@@ -364,8 +377,8 @@ class _Log:
         return self._in_summary or _ASIDE.fullmatch(text) is not None
 
     def _whole(self, thread: bytes, name: bytes, rest: bytes) -> tuple[bytes, bytes]:
-        """A call from its halves, with the stamp of the first. That is missing where strace came in between, or if a part
-        of the log is lost: the call counts all the same."""
+        """A call from its halves, with the stamp of the first. That is missing where strace came in between, or if a
+        part of the log is lost: the call counts all the same."""
         stamp, begun = self._pending.pop(thread, (b"", b""))
         if begun.startswith(name + b"("):
             return stamp, begun + rest
@@ -404,8 +417,7 @@ class _Log:
         uses = [tally]
         if where := tally[_WHERE]:
             uses.append(self._use(where, name, args, _key(where, args, result)))
-            number = tally[_MOVES] and not failed and re.match(rb"\d{1,15}", result)
-            uses[1][_BYTES] += int(number[0]) if number else 0
+            uses[1][_BYTES] += int(result[:15]) if tally[_MOVES] and result.isdigit() else 0
         for use in uses:
             use[_COUNT] += 1
             use[_ERRORS] += failed
@@ -438,15 +450,20 @@ class _Log:
             uses[key] = use
         return use
 
-    # results ---------------------------------------------------------------------------------------------------
+    # results ----------------------------------------------------------------------------------------------------------
 
     def trace(self, processes: Collection[int]) -> Trace:
         roots = {b"%d" % pid for pid in processes}
         clock = self._clock
         return Trace(
-            syscalls=Table.of("syscalls", self._syscall_rows(roots), dropped=self.dropped),
+            syscalls=Table.of("syscalls", self._syscall_rows(roots), dropped=self.dropped + bool(self._interrupted)),
             paths=Table.of("syscall_paths", self._path_rows()),
-            events=Table.of("syscall_events", self._event_rows(roots), clock=clock.kind),
+            events=Table.of(
+                "syscall_events",
+                self._event_rows(roots),
+                clock=clock.kind,
+                clock_error_ns=_STAMP_ERROR_NS if clock.kind == "epoch" else None,
+            ),
             calls=sum(tally[_COUNT] for tally in self._tallies.values()),
             unreturned=self.unreturned + len(self._pending),
             first_ns=_stamp_ns(clock.first),
@@ -463,8 +480,9 @@ class _Log:
 
     def _path_rows(self) -> Iterator[tuple[Any, ...]]:
         """By total time, longest first."""
-        places = ((path, uses, [sum(column) for column in zip(*uses.values())]) for path, uses in self._places.items())
-        for path, uses, sums in sorted(places, key=lambda place: -place[2][_TOTAL]):
+        sums_of = {path: [sum(c) for c in zip(*uses.values(), strict=True)] for path, uses in self._places.items()}
+        for path, sums in sorted(sums_of.items(), key=lambda place: -place[1][_TOTAL]):
+            uses = self._places[path]
             if path:
                 names = sorted(uses, key=lambda name: (-uses[name][_COUNT], name))
                 moved = sums[_BYTES] if _MOVES_BYTES.intersection(uses) else None
@@ -476,7 +494,7 @@ class _Log:
             yield self._process(thread, roots), _number(thread), _stamp_ns(stamp), ns, *map(_text, texts)
 
     def _process(self, thread: bytes, roots: set[bytes]) -> int | None:
-        """The process of a thread: itself, if it was seen to be forked, to call execve or given as a root; else its creator's."""
+        """The process of a thread: itself, if it was forked, called execve or is a root; else its creator's."""
         for _ in range(1 << 10):  # numbers are used again in long logs, so that the chain might have no end
             parent, is_thread = self._parents.get(thread, (b"", False))
             if not is_thread:
@@ -487,8 +505,8 @@ class _Log:
 
 
 def _joined_halves(pending: dict[bytes, tuple[bytes, bytes]], thread: bytes, second: bytes) -> tuple[bytes, bytes]:
-    """The stamp and the text of a call that `<... name resumed>` ends. Raises KeyError or ValueError and takes nothing away
-    when it isn't the one that was begun."""
+    """The stamp and the text of a call that `<... name resumed>` ends. Raises KeyError or ValueError, and takes nothing
+    away, when it isn't the one that was begun."""
     stamp, begun = pending[thread]
     end = second.index(b" resumed>")
     if not begun.startswith(second[5:end] + b"("):
@@ -501,16 +519,17 @@ def _where(name: bytes) -> int:
     if name in _OPEN:
         return _BY_RESULT
     if name in _AT:
-        return _BY_DIR_AND_NAME
+        return _BY_FOLDER_AND_NAME
     kind = syscall_class(name.decode("ascii", "replace"))
     return {"file": _BY_NAME, "desc": _BY_FD, "network": _BY_FD}.get(kind, _NOWHERE)
 
 
 def _key(where: int, args: bytes, result: bytes) -> bytes:
-    """The start of a call's arguments, or its result, that names its file; no more text than that where no comma stands in it."""
+    """The text that names the file of a call: its result, or its first arguments (or less, where a comma stands in the
+    name)."""
     if where == _BY_RESULT and result[-1:] == b">":
         return result
-    if where >= _BY_DIR_AND_NAME:
+    if where >= _BY_FOLDER_AND_NAME:
         return b",".join(args.split(b",", 2)[:2])
     return args.partition(b",")[0]
 
@@ -519,7 +538,7 @@ def _path(where: int, args: bytes, key: bytes) -> tuple[bytes, int]:
     """The file of a call (empty: none is named), and how much of the arguments was needed to see it."""
     if where == _BY_RESULT and (opened := _FD.fullmatch(key)):
         return opened[1], 0
-    if where >= _BY_DIR_AND_NAME and (named := _NAMED_AT.match(args)):
+    if where >= _BY_FOLDER_AND_NAME and (named := _NAMED_AT.match(args)):
         return _joined(named[1], named[2]), named.end()
     if where == _BY_NAME and (named := _NAMED.match(args)):
         return named[1], named.end()
@@ -528,7 +547,7 @@ def _path(where: int, args: bytes, key: bytes) -> tuple[bytes, int]:
 
 
 def _joined(folder: bytes | None, name: bytes) -> bytes:
-    """A name relative to a folder that strace shows (`-y`); an empty one means the folder itself, or what else is open there."""
+    """A name relative to a folder that strace shows (`-y`). An empty one means what is open there itself."""
     if not folder or name.startswith(b"/"):
         return name
     return folder.removesuffix(b"/") + b"/" + name if name else folder

@@ -42,12 +42,9 @@ _MEMBERS = {
 under `strace -e trace=%CLASS` 6.1; calls younger than that by their flags in strace 6.16's syscallent-common.h. strace
 has no class futex: it is the futex family. A call of several classes stands in the first one."""
 
-CLASSES = tuple(_MEMBERS)
-"""In the order of precedence."""
-
 _CLASS_OF = {name: kind for kind, names in _MEMBERS.items() for name in names.split()}
 
 
 def syscall_class(name: str) -> str:
-    """One of CLASSES, or `other`."""
+    """file, network, process, memory, desc, futex, or `other`."""
     return _CLASS_OF.get(name, "other")

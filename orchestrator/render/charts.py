@@ -79,24 +79,24 @@ def strip(report: Report) -> Strip | None:
     interval = metric.ci95 if metric else None
     axis = _axis([*bare, *(interval or ())], [wall for _, wall in runs])
     step = (WIDTH - LEFT - RIGHT) / len(runs)
-    ticks, places = _ticks(axis)
+    labels = view.aligned([wall for _, wall in runs], "s")
     dots = tuple(
         Dot(
             x=round(LEFT + step * (i + 0.5), 1),
             y=axis.y(wall),
             role=record.role,
             name=record.id,
-            label=f"{wall:,.{places + 1}f} s",
-            text=f"{record.id}, {record.role} run: {wall:,.{places + 1}f} s",
+            label=label or "",
+            text=f"{record.id}, {record.role} run: {label}",
             outlier=bool(metric and record.id in metric.outliers),
             beyond=not axis.low <= wall <= axis.high,
         )
-        for i, (record, wall) in enumerate(runs)
+        for i, ((record, wall), label) in enumerate(zip(runs, labels, strict=True))
     )
     leading = next(i for i, (record, _) in enumerate(runs) if record.role == "bare")
     return Strip(
         dots,
-        ticks,
+        _ticks(axis),
         warm_until=round(LEFT + step * leading, 1) if leading else None,
         mean_y=axis.y(metric.value) if metric and metric.value is not None else None,
         band=(axis.y(interval[1]), round(axis.y(interval[0]) - axis.y(interval[1]), 1)) if interval else None,
@@ -121,15 +121,15 @@ def _axis(inner: Sequence[float], outer: Sequence[float]) -> Axis:
     return Axis(max(0.0, low - margin), high + margin)
 
 
-def _ticks(axis: Axis) -> tuple[tuple[tuple[float, str], ...], int]:
-    """Three to six round values with their heights, and the decimals that they need."""
+def _ticks(axis: Axis) -> tuple[tuple[float, str], ...]:
+    """Three to six round values with their heights."""
     rough = (axis.high - axis.low) / 4
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * f for f in (1, 2, 5, 10) if power * f >= rough)
     places = max(0, -math.floor(math.log10(step) + 1e-9))
     first = math.ceil(axis.low / step)
     values = [step * i for i in range(first, math.floor(axis.high / step) + 1)]
-    return tuple((axis.y(v), f"{v:,.{places}f} s") for v in values), places
+    return tuple((axis.y(v), f"{v:,.{places}f} s") for v in values)
 
 
 def whiskers(report: Report) -> dict[str, Whisker]:

@@ -11,16 +11,39 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from orchestrator.formats.stacks import split_frame
 from orchestrator.units import show_duration
+
+if TYPE_CHECKING:
+    import pandas
 
 Weighted = Iterable[tuple[str, int]]
 Unit = Literal["ns", "samples"]
 
 NARROW = 0.001
 """Frames with less than this share of everything are merged in a picture."""
+
+
+def by_thread(frame: pandas.DataFrame) -> tuple[dict[str, list[tuple[str, int]]], Unit]:
+    """The stacks of a table `stacks` by thread, each named as two frames, `COMMAND [PID];THREAD`; and their unit."""
+    unit: Unit = "ns" if frame["weight_ns"].notna().any() else "samples"
+    weights = frame["weight_ns" if unit == "ns" else "samples"].fillna(0).astype("int64")
+    columns = (
+        frame[name].astype(object).where(frame[name].notna(), None) for name in ("process", "pid", "thread", "stack")
+    )
+    found: dict[str, list[tuple[str, int]]] = {}
+    for process, pid, thread, stack, weight in zip(*columns, weights.tolist(), strict=True):
+        command = " ".join((process or "process").replace(";", ",").split())[:100]
+        owner = f"{command} [{pid}]" if pid is not None else command
+        found.setdefault(f"{owner};{(thread or 'all threads').replace(';', ',')}", []).append((stack, weight))
+    return found, unit
+
+
+def together(threads: Mapping[str, Weighted]) -> Iterator[tuple[str, int]]:
+    """The stacks of all threads, each on top of its thread's own frames."""
+    return ((f"{thread};{stack}", weight) for thread, rows in threads.items() for stack, weight in rows)
 
 
 def folded(rows: Weighted) -> str:
@@ -31,17 +54,17 @@ def folded(rows: Weighted) -> str:
     return "".join(f"{stack} {weight}\n" for stack, weight in sorted(weights.items()))
 
 
-def speedscope(profiles: Mapping[str, Weighted], name: str, unit: Unit = "ns") -> str:
-    """A file for speedscope.app: one `sampled` profile for each thread, by its name.
+def speedscope(threads: Mapping[str, Weighted], name: str, unit: Unit = "ns") -> str:
+    """A file for speedscope.app: one `sampled` profile for each thread.
 
     Format: https://www.speedscope.app/file-format-schema.json"""
     ids: dict[str, int] = {}
-    made = [_sampled(thread, rows, unit, ids) for thread, rows in profiles.items()]
+    profiles = [_sampled(thread.replace(";", " · "), rows, unit, ids) for thread, rows in threads.items()]
     return json.dumps(
         {
             "$schema": "https://www.speedscope.app/file-format-schema.json",
             "shared": {"frames": [_speedscope_frame(frame) for frame in ids]},
-            "profiles": made,
+            "profiles": profiles,
             "name": name,
             "activeProfileIndex": 0,
             "exporter": "profrun",
@@ -347,5 +370,6 @@ _SCRIPT = """
     }
   };
   for (const f of frames) f.g.addEventListener("click", () => zoom(f));
+  svg.dataset.ready = "yes";
 })();
 """

@@ -27,30 +27,27 @@ def render(report: Report) -> str:
     from markupsafe import Markup
 
     style, script = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    return (
-        _environment()
-        .get_template("page.html.j2")
-        .render(
-            report=report,
-            verdict=view.verdict(report),
-            figures=view.figures(report),
-            passes=view.passes(report),
-            collectors=view.collectors(report),
-            silent=[c for c in report.captures if view.silent(c)],
-            captures=[c for c in report.captures if not view.silent(c)],
-            strip=charts.strip(report),
-            whiskers=charts.whiskers(report),
-            flames=pagedata.flames(report),
-            grids=pagedata.grids(report),
-            facts=view.facts(report.machine),
-            files=_files(report),
-            raw=[artifact for capture in report.captures for artifact in capture.artifacts],
-            versions=_versions(report),
-            anchors=_anchors(report),
-            style=Markup(style),
-            script=Markup(script),
-            policy=policy(style, script),
-        )
+    template = _environment().get_template("page.html.j2")
+    return template.render(
+        report=report,
+        verdict=view.verdict(report),
+        figures=view.figures(report),
+        passes=view.passes(report),
+        collectors=view.collectors(report),
+        silent=[c for c in report.captures if view.silent(c)],
+        captures=[c for c in report.captures if not view.silent(c)],
+        strip=charts.strip(report),
+        whiskers=charts.whiskers(report),
+        flames=pagedata.flames(report),
+        grids=pagedata.grids(report),
+        facts=view.facts(report.machine),
+        files=_files(report),
+        raw=[artifact for capture in report.captures for artifact in capture.artifacts],
+        versions=_versions(report),
+        anchors=_anchors(report),
+        style=Markup(style),
+        script=Markup(script),
+        policy=policy(style, script),
     )
 
 
@@ -72,9 +69,13 @@ def _files(report: Report) -> list[str]:
 
 
 def _anchors(report: Report) -> Mapping[str, str]:
-    """Where captures and tables stand in the page; their own names may hold anything."""
+    """Where captures and what findings call tables stand in the page; names of captures may hold anything."""
     captures = {capture.id: f"capture-{i}" for i, capture in enumerate(report.captures, 1)}
-    return captures | {name: f"table-{name}" for name in view.TABLES if name in report.tables}
+    return (
+        {"metrics": "timing", "passes": "passes"}
+        | captures
+        | {name: f"table-{name}" for name in view.TABLES if name in report.tables}
+    )
 
 
 def _versions(report: Report) -> list[tuple[str, str | None, str | None]]:
@@ -106,7 +107,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "shell": shlex.join,
         "safe_json": Markup,
-        "link": lambda path: "./" + quote(path),
+        "link": lambda path: "./" + quote(path, errors="surrogateescape"),
         "short": view.short,
     }
     environment.filters |= {"duration": view.duration, "size": view.size, "words": view.words, "plain": view.plain}

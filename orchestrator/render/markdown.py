@@ -53,7 +53,7 @@ def _head(report: Report) -> Iterator[str]:
     yield from (f"{fence}sh", command, fence, "")
     facts = (
         f"in {code(run.cwd)}",
-        f"started {escape(run.started_at)}",
+        f"started {escape(view.moment(run.started_at))}",
         f"everything together took {view.duration(run.duration_s)}",
         f"target: {told.target}",
         f"profrun {escape(run.profrun_version)} ended with {report.outcome.exit_code}",
@@ -128,17 +128,17 @@ def _tables(report: Report) -> Iterator[str]:
     for name in (n for n in view.table_names(report) if n in TABLES):
         frame = report.table(name)
         if frame is not None and not frame.empty:
-            head, rows = _table(name, frame)
+            head, rows = _table(report, name, frame)
             yield from _section(view.title(name), head, rows, "")
             yield from ("", f"{len(rows):,} of {len(frame):,} rows; all in {code(report.tables[name].path)}", "")
 
 
-def _table(name: str, frame: pandas.DataFrame) -> tuple[list[str], list[Sequence[Cell]]]:
+def _table(report: Report, name: str, frame: pandas.DataFrame) -> tuple[list[str], list[Sequence[Cell]]]:
     best = view.ranked(frame, ROWS)
     chosen = [c for c in (*_NAMES, *_WORDS, *_NUMBERS) if c in frame.columns and frame[c].notna().any()]
     head = [("" if c in (*_NAMES, *_WORDS) else ">") + view.label(c.removesuffix("_ns")) for c in chosen]
     columns = [[None if v is None else _value(c, v) for v in view.values(best[c])] for c in chosen]
-    if part := view.shares(name, frame):
+    if part := view.shares(report, name, frame):
         head.append(f">share of {part[1]}")
         columns.append([None if v is None else view.percent(v) for v in view.values(part[0].loc[best.index])])
     return head, list(zip(*columns, strict=True))

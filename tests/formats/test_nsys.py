@@ -164,7 +164,7 @@ def stats_text(path: Path, report: str) -> list[dict[str, str]]:
     ],
 )
 def test_summaries_equal_stats_of_2024(exports: Path, file: str, name: str, report: str, count: str) -> None:
-    """The peer's own `nsys stats` of the same export; kernels are grouped by name there, as in our table."""
+    """What `nsys stats` of 2024 printed of the same export; kernels are grouped by name there, as in our table."""
     rows = table(nsys.read(exports / f"{file}.sqlite"), name)
     printed = stats_text(exports / f"{file}.stats.txt", report)
     shortened = [{**row, "name": row["name"][:90]} for row in rows]  # long names are cut off on a terminal

@@ -362,7 +362,7 @@
     // High enough for all frames of at least 0.5 %; the thin and deep ones are scrolled to.
     tall() {
       const { total, depth, n } = this.tree;
-      let rows = 8;
+      let rows = Math.min(18, 1 + depth.reduce((a, b) => Math.max(a, b)));
       for (let i = 0; i < n; i++) if (total[i] >= total[0] / 200 && depth[i] >= rows) rows = depth[i] + 1;
       return Math.min(rows * ROW + 4, Math.max(240, Math.min(innerHeight * 0.7, 680)));
     }

@@ -1,0 +1,227 @@
+"""strace: which system calls a process tree makes, how long they take, how many fail, and on which files.
+
+How it is put around or beside the target follows from what strace leaves behind. A target that was started under
+`--seccomp-bpf` stops at the chosen calls only (4 threads of 40,000 writes under %file: 0.16 s instead of 21 s), but it
+can't be let go again: after strace is gone every chosen call fails with ENOSYS (strace 6.1), or the target is killed
+(6.6 and later). So the filter is used only where strace stays to the end and the bare run left no process behind; else
+strace attaches to the target at its gate and can be taken away at any time, unharmed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+
+from pydantic import Field, field_validator, model_validator
+
+from orchestrator.collectors.base import Collector, Parsed
+from orchestrator.errors import ParseError
+from orchestrator.formats.strace import Trace, read_summary, read_trace
+from orchestrator.model import Beside, Capture, Check, Expect, Job, Launch, Sign, ToolProbe, When, Wrap
+from orchestrator.units import Duration, Size, show_duration
+
+if TYPE_CHECKING:
+    from orchestrator.machine import Machine
+
+Class = Literal["file", "network", "process", "memory", "desc", "futex"]
+
+COST_S = {"summary": 20e-6, "trace": 40e-6}
+"""What strace adds to one call, as a first estimate: 20,000 calls of write or close by one thread on two idle cores
+(x86-64 VM, strace 6.1), traced minus bare, divided by their number: 18 to 23 us counted, 31 to 45 us logged; up to
+twice that on a busy machine."""
+WORST_SLOWDOWN = 10.0
+"""More than this can't be told from the share of strace in the wall time."""
+READABLE = 0.99
+"""A log of which less than this share of lines can be read is degraded."""
+
+_EXPRESSIONS: dict[str, str] = {**{name: f"%{name}" for name in get_args(Class)}, "futex": "/^futex"}
+"""A class as strace's `-e trace` takes it. It has none for futex: the names are meant that begin so."""
+_COLUMNS = "name,time-percent,total-time,min-time,max-time,avg-time,calls,errors"
+_ALWAYS = "execve"
+"""Traced with every choice of classes where profrun starts the target, so that a summary without it is a lost one."""
+_FIRST_OF_A_THREAD = "set_robust_list"
+"""A new thread under seccomp-bpf stops at every call until its first chosen one (strace 6.1); this is a first call."""
+
+_SIGNS = (
+    Sign(
+        r"ptrace\(PTRACE_(?:SEIZE|ATTACH), (\d+)\): Operation not permitted",
+        "blocked",
+        "strace may not trace process {0}: another tool traces it already, or it belongs to another user",
+    ),
+    Sign(r"PTRACE_\w+.*: Operation not permitted", "blocked", "strace may not trace the target"),
+    Sign(
+        r"ptrace\(PTRACE_(?:SEIZE|ATTACH), (\d+)\): No such process",
+        "empty",
+        "process {0} had ended before strace could attach to it",
+    ),
+    Sign(r"strace: (Can't .*|[Ii]nvalid .*|unrecognized .*|.*No space left on device)", "tool_failed", "strace: {0}"),
+    Sign(r"Process \d+ detached", "empty", "no system call of the chosen classes ended while strace watched"),
+)
+
+
+class Strace(Collector):
+    """Counts system calls (`summary`), or records each one (`trace`), of the target and all its children."""
+
+    use: Literal["strace"] = "strace"
+    mode: Literal["summary", "trace"] = Field(
+        "summary", description="summary: calls by count, errors and time; trace: each call, by thread and file"
+    )
+    classes: tuple[Class, ...] = Field(
+        get_args(Class), min_length=1, description="which system calls; fewer classes slow the target down less"
+    )
+    time: Literal["wall", "system"] = Field(
+        "wall", description="summary only: from entry to return, or the processor time inside the kernel"
+    )
+    size_cap: Size | None = Field(200 << 20, description="trace only: stop when the log has grown to this")
+    time_cap: Duration | None = Field(300.0, description="trace only: stop after this long; the target goes on")
+    strings: int = Field(32, ge=0, le=1 << 16, description="trace only: how much of a string argument is kept")
+    events: int = Field(1000, ge=0, le=1 << 20, description="trace only: how many of the slowest calls are listed")
+
+    probe: ClassVar[ToolProbe | None] = ToolProbe(
+        "strace",
+        version_args=("-V",),
+        help_args=("-h",),
+        features=(("seccomp", "--seccomp-bpf"), ("pgroup", r"-DD\b"), ("columns", r"-U COLUMNS|--summary-columns")),
+        install="install strace 4.17 or later, such as `sudo apt-get install strace`",
+    )
+    claims: ClassVar[frozenset[str]] = frozenset({"ptrace"})
+    purpose: ClassVar[str] = "system calls by count, errors, time and class; with `mode: trace` by thread and file"
+    slowdown: ClassVar[float] = 3.0
+
+    @field_validator("classes")
+    @classmethod
+    def _once(cls, value: tuple[Class, ...]) -> tuple[Class, ...]:
+        twice = sorted({name for name in value if value.count(name) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)} stands there twice")
+        return value
+
+    @model_validator(mode="after")
+    def _possible(self) -> Strace:
+        if self.mode == "trace" and self.time == "system":
+            raise ValueError("a trace has wall times only: leave `time` out, or write `mode: summary`")
+        return self
+
+    def label(self) -> str:
+        return self.use if self.mode == "summary" else f"{self.use}-{self.mode}"
+
+    # ------------------------------------------------------------ before
+
+    def checks(self, machine: Machine) -> list[Check]:
+        found = super().checks(machine)
+        permission = machine.ptrace()
+        if self.tool(machine).path is None or permission.allowed:
+            return found
+        return [Check(self.use, "blocked", permission.why, permission.fix)]
+
+    def launch(self, job: Job) -> Launch:
+        """Around the target with a seccomp filter where that is safe, else beside it. Either way the target stays
+        profrun's own child, and its exit status its own."""
+        obstacle = self._no_filter(job)
+        argv = (job.tool.path or "strace", *(("-DD",) if obstacle is None else ()), *self._options(job, obstacle))
+        return Launch(
+            wrap=Wrap((*argv, "--"), order=80, keeps_child=True) if obstacle is None else None,
+            beside=(self._beside(argv, job),) if obstacle is not None else (),
+            artifacts=(
+                Expect(self.mode, self._file(), f"strace-{self.mode}"),
+                Expect("log", "*stderr.log", "text", required=False),
+            ),
+            signs=_SIGNS,
+            notes=tuple(note for note in (obstacle, self._without_columns(job)) if note),
+        )
+
+    def _no_filter(self, job: Job) -> str | None:
+        """Why strace can't start the target under a seccomp filter; empty where that goes without saying, None where
+        it can."""
+        if job.pids or job.window or (self.mode == "trace" and (self.size_cap or self.time_cap)):
+            return ""
+        slower = "strace stops the target at every system call, not only at the chosen ones"
+        if not {"seccomp", "pgroup"} <= job.tool.features:
+            return f"{slower}: strace {job.tool.version or 'of this version'} lacks --seccomp-bpf or -DD"
+        left = job.facts.get("leftovers")
+        if left == 0:
+            return None
+        known = "no bare run has shown yet whether" if left is None else "the bare run has shown that"
+        return f"{slower}: {known} the target leaves processes running, and such a filter can't be taken back"
+
+    def _without_columns(self, job: Job) -> str:
+        if self.mode == "trace" or "columns" in job.tool.features:
+            return ""
+        return f"strace {job.tool.version or 'of this version'} has no -U: shortest and longest times are unknown"
+
+    def _beside(self, argv: tuple[str, ...], job: Job) -> Beside:
+        when: When = "window" if job.window else "start" if job.pids else "gate"
+        pids = ",".join(map(str, job.pids)) or "{pids}"
+        beside = Beside((*argv, "-p", pids), when, ready="tracer", grace_s=self.flush)
+        if self.mode == "summary":
+            return beside
+        return replace(beside, size_cap_bytes=self.size_cap, size_path=self._file(), time_cap_s=self.time_cap)
+
+    def _options(self, job: Job, obstacle: str | None) -> tuple[str, ...]:
+        filtered = ("--seccomp-bpf",) if obstacle is None else ()
+        calls = [_EXPRESSIONS[name] for name in self.classes]
+        calls += [_ALWAYS] if not (job.pids or job.window) else []
+        calls += [_FIRST_OF_A_THREAD] if filtered else []
+        chosen = ("-f", *filtered, "-e", f"trace={','.join(calls)}")
+        return (*chosen, *self._form(job), "-o", f"{job.dir}/{self._file()}")
+
+    def _form(self, job: Job) -> tuple[str, ...]:
+        if self.mode == "trace":
+            return ("-ttt", "-T", "-yy", "-s", str(self.strings))
+        wall = ("-w",) if self.time == "wall" else ()
+        return ("-c", *wall, *(("-U", _COLUMNS) if "columns" in job.tool.features else ()))
+
+    def _file(self) -> str:
+        return "summary.txt" if self.mode == "summary" else "trace.log"
+
+    # ------------------------------------------------------------ after
+
+    def parse(self, capture: Capture) -> Parsed:
+        path = capture.path(self.mode)
+        if path is None:
+            raise ParseError(f"strace left no {self._file()}")
+        return self._parse_summary(path, capture) if self.mode == "summary" else self._parse_trace(path, capture)
+
+    def _parse_summary(self, path: Path, capture: Capture) -> Parsed:
+        summary = read_summary(path, self.time)
+        notes = _pace("summary", sum(summary.syscalls.columns["count"]), _watched_s(capture))
+        if summary.complete:
+            return Parsed((summary.syscalls,), notes)
+        return Parsed((summary.syscalls,), notes, "degraded", "the summary is cut: its total is missing or differs")
+
+    def _parse_trace(self, path: Path, capture: Capture) -> Parsed:
+        run = capture.run
+        trace = read_trace(path, self.events, (run.pid,) if run and run.pid else ())
+        tables = (trace.syscalls, trace.paths, trace.events)
+        span_s = (trace.last_ns - trace.first_ns) / 1e9 if trace.last_ns and trace.first_ns else _watched_s(capture)
+        notes = (*_pace("trace", trace.calls, span_s), *_unreturned(trace))
+        dropped = trace.syscalls.dropped
+        if dropped <= (1 - READABLE) * (trace.calls + dropped):
+            return Parsed(tables, notes)
+        return Parsed(tables, notes, "degraded", f"{dropped} of {trace.calls + dropped} lines could not be read")
+
+
+def _watched_s(capture: Capture) -> float | None:
+    """How long strace watched."""
+    if capture.started_ns is not None and capture.ended_ns is not None:
+        return (capture.ended_ns - capture.started_ns) / 1e9
+    return capture.run.wall_s if capture.run else None
+
+
+def _pace(mode: str, calls: int, span_s: float | None) -> tuple[str, ...]:
+    """How many calls a second strace saw, and by how much it slowed the target down at least. The calls of all threads
+    go through one strace, one after the other, so that calls x COST_S of the wall time is strace's."""
+    if not calls or not span_s or span_s <= 0:
+        return ()
+    share = calls * COST_S[mode] / span_s
+    slower = f"{1 / (1 - share):.2f}" if share < 1 - 1 / WORST_SLOWDOWN else f"{WORST_SLOWDOWN:.0f}"
+    rate = f"{calls} system calls in {show_duration(span_s)}, {calls / span_s:.3g} a second"
+    cost = f"at about {show_duration(COST_S[mode])} for each"
+    return (f"{rate}; {cost}, strace made the target at least {slower} times as slow (estimate)",)
+
+
+def _unreturned(trace: Trace) -> tuple[str, ...]:
+    if not trace.unreturned:
+        return ()
+    return (f"{trace.unreturned} calls had not returned when the log or their thread ended; the tables leave them out",)

@@ -1,0 +1,253 @@
+"""collectors/strace.py: its options, the command lines it asks for, what it makes of strace's words and files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from orchestrator.collectors.strace import COST_S, Strace
+from orchestrator.errors import ParseError
+from orchestrator.model import Artifact, Beside, Capture, Exit, Job, Launch, Target, TargetRun, Tool, Window
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "strace"
+FEATURES = frozenset({"seccomp", "pgroup", "columns"})
+ALL = "%file,%network,%process,%memory,%desc,/^futex"
+COLUMNS = "name,time-percent,total-time,min-time,max-time,avg-time,calls,errors"
+
+
+def strace(**options: Any) -> Strace:
+    return Strace.model_validate({"use": "strace", **options})
+
+
+def job(features: frozenset[str] = FEATURES, version: str = "6.1", **more: Any) -> Job:
+    tool = Tool("strace", "/usr/bin/strace", version, features)
+    return Job("p2", "/scratch/p2 strace", Target(("python", "x.py"), "/usr/bin/python", "/", {}), tool, **more)
+
+
+def only(launch: Launch) -> Beside:
+    (beside,) = launch.beside
+    assert launch.wrap is None
+    return beside
+
+
+NOTHING_LEFT = {"leftovers": 0}
+
+# ---------------------------------------------------------------- options
+
+
+def test_all_classes_and_a_summary_are_the_default() -> None:
+    assert strace().classes == ("file", "network", "process", "memory", "desc", "futex")
+    assert (strace().mode, strace().time, strace().label(), strace(mode="trace").label()) == (
+        "summary", "wall", "strace", "strace-trace",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"classes": ["files"]}, "'file', 'network', 'process', 'memory', 'desc' or 'futex'"),
+        ({"classes": []}, "at least 1 item"),
+        ({"classes": ["file", "desc", "file"]}, "file stands there twice"),
+        ({"mode": "trace", "time": "system"}, "a trace has wall times only"),
+        ({"mode": "traces"}, "'summary' or 'trace'"),
+        ({"size_cap": "2 apples"}, "apples"),
+        ({"events": -1}, "greater than or equal to 0"),
+        ({"follow": True}, "Extra inputs"),
+    ],
+)
+def test_wrong_options_say_how_to_write_them(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(said)):
+        strace(**options)
+
+
+# ---------------------------------------------------------------- command lines
+
+
+def test_where_the_bare_run_left_nothing_behind_the_target_is_started_under_a_filter() -> None:
+    launch = strace().launch(job(facts=NOTHING_LEFT))
+    assert launch.wrap is not None and not launch.beside
+    assert launch.wrap.argv == (
+        "/usr/bin/strace", "-DD", "-f", "--seccomp-bpf", "-e", f"trace={ALL},execve,set_robust_list",
+        "-c", "-w", "-U", COLUMNS, "-o", "/scratch/p2 strace/summary.txt", "--",
+    )  # fmt: skip
+    assert launch.wrap.keeps_child and launch.wrap.order == 80 and launch.notes == ()
+
+
+@pytest.mark.parametrize(("facts", "said"), [({}, "no bare run has shown yet"), ({"leftovers": 2}, "has shown that")])
+def test_else_it_attaches_at_the_gate_and_can_be_taken_away(facts: dict[str, Any], said: str) -> None:
+    launch = strace(classes=["file"]).launch(job(facts=facts))
+    beside = only(launch)
+    assert beside.argv == (
+        "/usr/bin/strace", "-f", "-e", "trace=%file,execve", "-c", "-w", "-U", COLUMNS,
+        "-o", "/scratch/p2 strace/summary.txt", "-p", "{pids}",
+    )  # fmt: skip
+    assert (beside.when, beside.ready, beside.signal, beside.grace_s) == ("gate", "tracer", "SIGINT", 60.0)
+    (note,) = launch.notes
+    assert said in note
+
+
+def test_an_older_strace_is_asked_for_what_it_knows() -> None:
+    launch = strace().launch(job(frozenset(), "4.21", facts=NOTHING_LEFT))
+    assert not {"--seccomp-bpf", "-DD", "-U"} & set(only(launch).argv)
+    assert [note.split(": ")[-1] for note in launch.notes] == [
+        "strace 4.21 lacks --seccomp-bpf or -DD",
+        "shortest and longest times are unknown",
+    ]
+
+
+def test_system_time_is_what_strace_gives_without_w() -> None:
+    assert "-w" not in only(strace(time="system").launch(job())).argv
+
+
+def test_a_running_process_is_attached_to_with_all_its_children() -> None:
+    launch = strace().launch(job(pids=(11, 12), facts=NOTHING_LEFT))
+    beside = only(launch)
+    assert beside.when == "start" and beside.argv[-2:] == ("-p", "11,12") and launch.notes == ()
+    assert f"trace={ALL}" in beside.argv, "it will call no execve"
+
+
+def test_a_window_is_strace_coming_and_going() -> None:
+    beside = only(strace().launch(job(window=Window(5, 10), facts=NOTHING_LEFT)))
+    assert beside.when == "window" and beside.argv[-1] == "{pids}" and "--seccomp-bpf" not in beside.argv
+
+
+def test_a_trace_is_capped_in_size_and_time_from_outside() -> None:
+    launch = strace(mode="trace", strings=80, size_cap="3MiB", time_cap="1m").launch(job(facts=NOTHING_LEFT))
+    beside = only(launch)
+    assert ("-ttt", "-T", "-yy", "-s", "80", "-o", "/scratch/p2 strace/trace.log") == beside.argv[-9:-2]
+    assert (beside.size_cap_bytes, beside.size_path, beside.time_cap_s) == (3 << 20, "trace.log", 60.0)
+    assert only(strace(mode="trace").launch(job())).size_cap_bytes == 200 << 20
+
+
+def test_a_trace_without_caps_may_be_filtered_too() -> None:
+    launch = strace(mode="trace", size_cap=None, time_cap=None).launch(job(facts=NOTHING_LEFT))
+    assert launch.wrap is not None and "--seccomp-bpf" in launch.wrap.argv and "-c" not in launch.wrap.argv
+
+
+def test_the_summary_or_the_log_is_what_must_be_left() -> None:
+    for mode, name in (("summary", "summary.txt"), ("trace", "trace.log")):
+        (needed,) = (e for e in strace(mode=mode).launch(job()).artifacts if e.required)
+        assert (needed.role, needed.glob, needed.holds_env) == (mode, name, False)
+
+
+# ---------------------------------------------------------------- what strace says
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "reason"),
+    [
+        (
+            "strace: attach: ptrace(PTRACE_SEIZE, 19443): Operation not permitted\n",
+            "blocked",
+            "strace may not trace process 19443: another tool traces it already, or it belongs to another user",
+        ),
+        ("strace: test_ptrace_get: PTRACE_TRACEME: Operation not permitted", "blocked", "may not trace the target"),
+        (
+            "strace: attach: ptrace(PTRACE_SEIZE, 999999): No such process\n",
+            "empty",
+            "process 999999 had ended before strace could attach to it",
+        ),
+        ("strace: Can't fopen '/nonexist/x': No such file or directory\n", "tool_failed", "Can't fopen '/nonexist/x'"),
+        ("strace: invalid system call 'x'\n", "tool_failed", "strace: invalid system call 'x'"),
+        ("strace: Process 7 attached\nstrace: Process 7 detached\n", "empty", "no system call of the chosen classes"),
+    ],
+)
+def test_words_without_a_file_tell_the_status(said: str, status: str, reason: str) -> None:
+    sign = next(sign for sign in strace().launch(job()).signs if re.search(sign.pattern, said))
+    hit = re.search(sign.pattern, said)
+    assert hit and sign.status == status
+    assert reason in sign.reason.format(*hit.groups(default="?"))
+
+
+# ---------------------------------------------------------------- checks
+
+
+def machine(path: str | None, allowed: bool) -> Any:
+    permission = SimpleNamespace(allowed=allowed, why="tracing a child was refused", fix="add SYS_PTRACE")
+    return SimpleNamespace(tool=lambda _: Tool("strace", path, "6.1"), ptrace=lambda: permission)
+
+
+def test_a_refused_trace_blocks_and_a_missing_strace_is_missing() -> None:
+    assert [c.verdict for c in strace().checks(machine("/usr/bin/strace", True))] == ["ok"]
+    (blocked,) = strace().checks(machine("/usr/bin/strace", False))
+    assert (blocked.verdict, blocked.message, blocked.fix) == (
+        "blocked", "tracing a child was refused", "add SYS_PTRACE",
+    )  # fmt: skip
+    (missing,) = strace().checks(machine(None, False))
+    assert missing.verdict == "missing" and "apt-get install strace" in str(missing.fix)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def capture(root: Path, role: str, name: str, wall_s: float = 0.1, pid: int | None = None) -> Capture:
+    run = TargetRun(("./worker",), pid, 10**18, 10**18 + round(wall_s * 1e9), wall_s, Exit(7))
+    return Capture(
+        "p2-strace", "p2", "strace", "ok", started_ns=run.started_ns, ended_ns=run.ended_ns, run=run, root=root,
+        artifacts=(Artifact(role, name, f"strace-{role}", 1, "", 0),),
+    )  # fmt: skip
+
+
+def test_a_summary_becomes_one_table() -> None:
+    parsed = strace().parse(capture(GOLDEN, "summary", "summary_wall.txt", wall_s=0.1))
+    (table,) = parsed.tables
+    assert table.name == "syscalls" and parsed.status is None
+    total = int((GOLDEN / "summary_wall.txt").read_text().split()[-2])
+    assert sum(table.columns["count"]) == total
+    slower = 1 / (1 - total * COST_S["summary"] / 0.1)
+    assert parsed.notes == (
+        f"{total} system calls in 100 ms, {total / 0.1:.3g} a second; at about 20 us for each, strace made the target "
+        f"at least {slower:.2f} times as slow (estimate)",
+    )
+
+
+def test_a_target_that_did_nothing_but_calls_is_not_given_an_absurd_figure() -> None:
+    parsed = strace().parse(capture(GOLDEN, "summary", "summary_wall.txt", wall_s=0.001))
+    assert "at least 10 times as slow" in parsed.notes[0]
+
+
+def test_system_time_is_called_so() -> None:
+    (table,) = strace(time="system").parse(capture(GOLDEN, "summary", "summary_default.txt")).tables
+    assert set(table.columns["time"]) == {"system"}
+
+
+def test_a_cut_summary_is_degraded(tmp_path: Path) -> None:
+    text = (GOLDEN / "summary_wall.txt").read_text()
+    (tmp_path / "summary.txt").write_text(text[: text.rindex("total")])
+    parsed = strace().parse(capture(tmp_path, "summary", "summary.txt"))
+    assert parsed.status == "degraded" and "cut" in str(parsed.reason)
+    assert len(parsed.tables[0]) == text.count("\n") - 4
+
+
+def test_a_trace_becomes_three_tables() -> None:
+    parsed = strace(mode="trace", events=5).parse(capture(GOLDEN, "trace", "trace.log"))
+    assert [(table.name, table.clock) for table in parsed.tables] == [
+        ("syscalls", "relative"), ("syscall_paths", "relative"), ("syscall_events", "epoch"),
+    ]  # fmt: skip
+    assert len(parsed.tables[2]) == 5 and parsed.status is None
+    assert "at about 40 us for each" in parsed.notes[0]
+    assert parsed.notes[1].startswith("3 calls had not returned"), "tgkill of itself, exit, exit_group"
+
+
+def test_the_pid_of_the_run_is_a_process(tmp_path: Path) -> None:
+    (tmp_path / "trace.log").write_text("7 1700000000.000001 close(3) = 0 <0.000010>\n")
+    (table, *_) = strace(mode="trace").parse(capture(tmp_path, "trace", "trace.log", pid=7)).tables
+    assert table.columns["pid"] == [7]
+
+
+def test_a_log_full_of_other_things_is_degraded(tmp_path: Path) -> None:
+    (tmp_path / "trace.log").write_text((GOLDEN / "trace.log").read_text() + "hello\n" * 9)
+    parsed = strace(mode="trace").parse(capture(tmp_path, "trace", "trace.log"))
+    assert parsed.status == "degraded" and re.fullmatch(r"9 of \d+ lines could not be read", str(parsed.reason))
+
+
+def test_a_file_of_something_else_is_an_error() -> None:
+    with pytest.raises(ParseError, match="is no strace log"):
+        strace(mode="trace").parse(capture(GOLDEN, "trace", "worker.c"))
+    with pytest.raises(ParseError, match="left no"):
+        strace().parse(capture(GOLDEN, "trace", "trace.log"))

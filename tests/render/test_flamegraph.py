@@ -1,0 +1,319 @@
+"""render/flamegraph.py: what it writes is read back, and the picture is looked at in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import xml.etree.ElementTree as ET
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pandas
+import pytest
+from browser import Browser
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.formats import pyspy
+from orchestrator.render import flamegraph
+
+ROWS = [
+    ("main (a.py:1);f (a.py:5)", 300),
+    ("main (a.py:1);f (a.py:5);g (/x/site-packages/lib.py:7)", 100),
+    ("main (a.py:1);f (a.py:5)", 200),
+    ("main (a.py:1);h (libc.so.6)", 399),
+    ("other (<frozen importlib._bootstrap>:3)", 1),
+]
+EVIL = "<script>alert(1)</script> & \"q\" 'a' ]]> \x00\x1b (a.py:1)"
+SVG = "{http://www.w3.org/2000/svg}"
+
+names = st.text(st.characters(exclude_characters=";\n\r", exclude_categories=["Cs"]), min_size=1, max_size=5)
+stacks = st.lists(st.tuples(st.lists(names, min_size=1, max_size=6).map(";".join), st.integers(0, 1000)), max_size=40)
+
+SPEEDSCOPE = {
+    "type": "object",
+    "required": ["$schema", "shared", "profiles"],
+    "properties": {
+        "$schema": {"const": "https://www.speedscope.app/file-format-schema.json"},
+        "name": {"type": "string"},
+        "activeProfileIndex": {"type": "number"},
+        "exporter": {"type": "string"},
+        "shared": {
+            "type": "object",
+            "required": ["frames"],
+            "additionalProperties": False,
+            "properties": {
+                "frames": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["name"],
+                        "additionalProperties": False,
+                        "properties": {
+                            "name": {"type": "string"},
+                            "file": {"type": "string"},
+                            "line": {"type": "number"},
+                            "col": {"type": "number"},
+                        },
+                    },
+                }
+            },
+        },
+        "profiles": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["type", "name", "unit", "startValue", "endValue", "samples", "weights"],
+                "additionalProperties": False,
+                "properties": {
+                    "type": {"const": "sampled"},
+                    "name": {"type": "string"},
+                    "unit": {"enum": ["bytes", "microseconds", "milliseconds", "nanoseconds", "none", "seconds"]},
+                    "startValue": {"type": "number"},
+                    "endValue": {"type": "number"},
+                    "samples": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
+                    "weights": {"type": "array", "items": {"type": "number"}},
+                },
+            },
+        },
+    },
+}
+"""The `sampled` part of https://www.speedscope.app/file-format-schema.json."""
+
+
+def summed(rows: list[tuple[str, int]]) -> Counter[str]:
+    weights: Counter[str] = Counter()
+    for stack, weight in rows:
+        weights[stack] += weight
+    return weights
+
+
+# ---------------------------------------------------------------- folded, speedscope
+
+
+def test_folded_is_sorted_and_added_up() -> None:
+    lines = flamegraph.folded(ROWS).splitlines()
+    assert lines[0] == "main (a.py:1);f (a.py:5) 500"
+    assert len(lines) == 4 and lines == sorted(lines)
+    assert flamegraph.folded([]) == ""
+
+
+def test_folded_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "x.folded"
+    path.write_text(flamegraph.folded(ROWS))
+    assert {";".join(s.frames): s.weight for s in pyspy.read_raw(path).stacks} == summed(ROWS)
+
+
+def test_speedscope_is_valid_and_complete() -> None:
+    file = json.loads(flamegraph.speedscope({"7 MainThread": ROWS, "7 w": [(EVIL, 5)], "7 none": []}, "p03-py-spy"))
+    jsonschema.validate(file, SPEEDSCOPE)
+    frames = file["shared"]["frames"]
+    assert {"name": "g", "file": "/x/site-packages/lib.py", "line": 7} in frames
+    assert {"name": "h", "file": "libc.so.6"} in frames
+    main, other, nothing = file["profiles"]
+    assert (main["name"], main["unit"], main["startValue"], main["endValue"]) == (
+        "7 MainThread",
+        "nanoseconds",
+        0,
+        1000,
+    )
+    assert len(main["samples"]) == len(main["weights"]) == 5
+    read = [
+        (";".join(frames[i]["name"] for i in sample), w)
+        for sample, w in zip(main["samples"], main["weights"], strict=True)
+    ]
+    assert summed(read) == {"main;f": 500, "main;f;g": 100, "main;h": 399, "other": 1}
+    assert frames[other["samples"][0][0]]["name"] == EVIL.rpartition(" (")[0]
+    assert nothing["samples"] == []
+
+
+def test_speedscope_of_samples_has_no_unit() -> None:
+    assert json.loads(flamegraph.speedscope({"t": ROWS}, "x", "samples"))["profiles"][0]["unit"] == "none"
+
+
+def test_stacks_of_a_table_by_thread() -> None:
+    row = {
+        "process": "python -c 'a;\nb'",
+        "pid": 7,
+        "thread": "w;1",
+        "stack": "f (a.py:1)",
+        "samples": 3,
+        "weight_ns": 30,
+    }
+    nameless = {**row, "process": None, "pid": None, "thread": None}
+    frame = pandas.DataFrame([row, {**row, "stack": "g (a.py:2)"}, nameless]).astype(
+        {"pid": "Int64", "weight_ns": "Int64"}
+    )
+    threads, unit = flamegraph.by_thread(frame)
+    assert unit == "ns"
+    assert threads == {
+        "python -c 'a, b' [7];w,1": [("f (a.py:1)", 30), ("g (a.py:2)", 30)],
+        "process;all threads": [("f (a.py:1)", 30)],
+    }
+    assert next(flamegraph.together(threads)) == ("python -c 'a, b' [7];w,1;f (a.py:1)", 30)
+    assert [p["name"] for p in json.loads(flamegraph.speedscope(threads, "x"))["profiles"]][
+        0
+    ] == "python -c 'a, b' [7] · w,1"
+    assert flamegraph.by_thread(frame.assign(weight_ns=pandas.NA))[1] == "samples"
+
+
+# ---------------------------------------------------------------- tree
+
+
+def test_tree() -> None:
+    assert flamegraph.tree(ROWS) == {
+        "frames": [
+            "main (a.py:1)", "f (a.py:5)", "g (/x/site-packages/lib.py:7)", "h (libc.so.6)",
+            "other (<frozen importlib._bootstrap>:3)",
+        ],
+        "nodes": {
+            "depth": [0, 1, 2, 1, 0],
+            "frame": [0, 1, 2, 3, 4],
+            "total": [999, 600, 100, 399, 1],
+            "self": [0, 500, 100, 399, 1],
+        },
+        "left_out": 0,
+    }  # fmt: skip
+    nothing: dict[str, list[int]] = {"depth": [], "frame": [], "total": [], "self": []}
+    assert flamegraph.tree([]) == {"frames": [], "nodes": nothing, "left_out": 0}
+
+
+def paths(tree: dict[str, Any]) -> Counter[str]:
+    """The stacks of a tree, by their own weights."""
+    stack: list[str] = []
+    found: Counter[str] = Counter()
+    nodes = tree["nodes"]
+    for depth, frame, own in zip(nodes["depth"], nodes["frame"], nodes["self"], strict=True):
+        stack[depth:] = [tree["frames"][frame]]
+        assert len(stack) == depth + 1
+        found[";".join(stack)] += own
+    return found
+
+
+@given(stacks)
+def test_a_tree_loses_nothing(rows: list[tuple[str, int]]) -> None:
+    assert +paths(flamegraph.tree(rows)) == +summed(rows)
+
+
+@given(stacks, st.integers(0, 10))
+def test_a_tree_leaves_out_the_lightest(rows: list[tuple[str, int]], limit: int) -> None:
+    whole, small = flamegraph.tree(rows), flamegraph.tree(rows, limit)
+    count = len(whole["nodes"]["total"])
+    assert len(small["nodes"]["total"]) == min(limit, count) and small["left_out"] == max(count - limit, 0)
+    assert sorted(small["nodes"]["total"], reverse=True) == sorted(whole["nodes"]["total"], reverse=True)[:limit]
+    assert not paths(small).keys() - paths(whole).keys()
+
+
+def test_deep_stacks_need_no_recursion() -> None:
+    depth = sys.getrecursionlimit() * 3
+    rows = [(";".join(["f (a.py:1)"] * depth), 7)]
+    assert flamegraph.tree(rows)["nodes"]["depth"][-1] == depth - 1
+    assert flamegraph.svg(rows, "deep").count("<rect") > depth
+
+
+# ---------------------------------------------------------------- svg
+
+
+def frames(svg: str) -> list[dict[str, Any]]:
+    group = ET.fromstring(svg).find(f"{SVG}g[@id='frames']")
+    assert group is not None
+    return [
+        {
+            "tip": g.findtext(f"{SVG}title"),
+            "text": g.findtext(f"{SVG}text"),
+            **{k: float(g.find(f"{SVG}rect").get(k)) for k in ("x", "y", "width")},  # type: ignore[union-attr,arg-type]
+        }
+        for g in group
+    ]
+
+
+def test_the_picture_shows_every_wide_frame() -> None:
+    found = {f["tip"].split("\n")[0]: f for f in frames(flamegraph.svg(ROWS, "title", "samples"))}
+    assert found["main (a.py:1)"]["tip"] == "main (a.py:1)\n999 samples (99.9%), itself 0 samples (0.0%)"
+    assert found["all: 1000 samples"]["width"] > found["main (a.py:1)"]["width"] > found["f (a.py:5)"]["width"] * 1.6
+    assert found["g (/x/site-packages/lib.py:7)"]["text"] == "g (lib.py:7)"  # without folders
+    assert found["f (a.py:5)"]["y"] == found["h (libc.so.6)"]["y"]
+    assert found["h (libc.so.6)"]["x"] >= found["f (a.py:5)"]["x"] + found["f (a.py:5)"]["width"]
+
+
+def test_narrow_frames_are_merged_and_that_is_said() -> None:
+    rows = [("main (a.py:1)", 99_000), *((f"main (a.py:1);f{i} (a.py:2);g (a.py:3)", 20) for i in range(50))]
+    svg = flamegraph.svg(rows, "title", "samples")
+    (merged,) = (f for f in frames(svg) if "narrow" in f["tip"])
+    assert merged["tip"] == "100 narrow frames\n1000 samples (1.0%)"
+    assert "100 frames below 0.1% are merged or left out" in svg
+    assert len(frames(svg)) == 3
+    assert "merged or left out" not in flamegraph.svg(ROWS, "title")
+
+
+def test_names_can_not_break_out() -> None:
+    svg = flamegraph.svg([(EVIL, 10), (f"a;{EVIL}", 5)], f"title {EVIL}")
+    tree = ET.fromstring(svg)  # well-formed, although the name holds characters that XML does not allow
+    assert [s.text is not None and "alert" not in s.text for s in tree.iter(f"{SVG}script")] == [True]
+    assert any(
+        f["tip"].startswith("<script>alert(1)</script> & \"q\" 'a' ]]> \ufffd\ufffd (a.py:1)\n") for f in frames(svg)
+    )
+
+
+def test_the_picture_asks_for_nothing() -> None:
+    svg = flamegraph.svg(ROWS, "title")
+    assert re.findall(r"https?://[^\"' ]+", svg) == ["http://www.w3.org/2000/svg"]
+    assert "@import" not in svg and "href" not in svg and "url(" not in svg
+    assert "prefers-color-scheme:dark" in svg
+
+
+def test_an_empty_picture() -> None:
+    (everything,) = frames(flamegraph.svg([], "nothing"))
+    assert everything["tip"] == "all: 0 s"
+
+
+@pytest.mark.parametrize(
+    ("frame", "whose"),
+    [
+        ("f (train.py:3)", "own"),
+        ("f (/home/u/train.py:3)", "own"),
+        ("<module> (<string>:1)", "own"),
+        ("f (/opt/v/lib/python3.11/site-packages/torch/x.py:3)", "lib"),
+        ("f (/usr/lib/python3.11/threading.py:3)", "lib"),
+        ("gemm (libmkl.so)", "native"),
+        ("f (<frozen importlib._bootstrap>:3)", "python"),
+        ("(no Python frame)", "python"),
+    ],
+)
+def test_whose_code_it_is(frame: str, whose: str) -> None:
+    assert flamegraph.origin(frame) == whose
+
+
+@pytest.mark.tool("chromium")
+def test_a_click_zooms_and_another_zooms_out(tmp_path: Path) -> None:
+    (tmp_path / "flame.svg").write_text(flamegraph.svg(ROWS, "title"))
+    with Browser() as browser:
+        browser.open(tmp_path / "flame.svg")
+
+        def frame(name: str, what: str) -> Any:
+            all_frames = "[...document.querySelectorAll('#frames > g')]"
+            return browser.js(f"{all_frames}.find(g => g.textContent.startsWith('{name}')).{what}")
+
+        def width(name: str) -> float:
+            return float(frame(name, "querySelector('rect').getAttribute('width')"))
+
+        before = width("g")
+        assert before == pytest.approx(0.1 * 1176, abs=1)
+        frame("g", "dispatchEvent(new MouseEvent('click'))")
+        assert width("g") == width("main") == pytest.approx(1176, abs=1)
+        assert frame("h", "style.display") == "none"
+        frame("all", "dispatchEvent(new MouseEvent('click'))")
+        assert width("g") == pytest.approx(before, abs=1)
+        assert frame("h", "style.display") == ""
+        assert browser.errors == [] and len(browser.requests) == 1  # the picture itself
+
+
+def test_flame_graph_of_a_real_recording(golden: Path) -> None:
+    profile = pyspy.read(golden / "py-spy" / "two" / "profile.0.chrometrace.json", 10_000_000)
+    rows = [(";".join(s.frames), s.weight) for s in profile.stacks if s.frames]
+    (heavy,) = (f for f in frames(flamegraph.svg(rows, "two.py")) if f["tip"].startswith("heavy"))
+    assert re.search(r"^heavy \(/home/user/app/two.py:4\)\n\d+ ms \(6\d\.\d%\), itself", heavy["tip"])
+    assert heavy["text"] == "heavy (two.py:4)"

@@ -1,0 +1,111 @@
+"""report.md, read back with a Markdown parser: what it says, and that no name in it is taken for markup."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sample_report
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from orchestrator.model import Outcome
+from orchestrator.render import markdown
+from orchestrator.report import Report
+
+PARSER = MarkdownIt("commonmark").enable("table")
+
+
+def tokens(text: str) -> list[Token]:
+    """Every token, those inside of lines too."""
+    return [t for block in PARSER.parse(text) for t in (block, *(block.children or ()))]
+
+
+def spans(text: str) -> list[str]:
+    return [t.content for t in tokens(text) if t.type == "code_inline"]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return sample_report.build(tmp_path_factory.mktemp("report"))
+
+
+@pytest.fixture(scope="module")
+def text(report: Report) -> str:
+    return markdown.render(replace(report, findings=(sample_report.finding(),)))
+
+
+def test_sections_stand_in_reading_order(text: str) -> None:
+    headings = [line.lstrip("# ") for line in text.splitlines() if line.startswith("#")]
+    assert headings[:6] == ["cpu-quick: ok", "Findings", "Timing", "Passes", "Captures", "Functions"]
+    assert headings[-2:] == ["Machine", "Environment"]
+
+
+def test_says_the_figures(text: str) -> None:
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    assert ["Wall time", "3.234 s", "3.171 to 3.297 s", "±1.9 %", "3.209 s", "3.187 s", "3.405 s", "7", "p06"] in rows
+    assert [
+        "p10",
+        "profiled",
+        "strace",
+        "8.820 s",
+        "2.75× (2.69 to 2.81)",
+        "distorted",
+        "exit 0",
+        "seccomp filter in use",
+    ] in rows
+    assert ["`futex`", "futex", "8,123", "41", "2.1 s", "259 µs", "301 ms", "55.3 %"] in rows
+    assert ["`restart_syscall`", "other", "1", "1", "unknown", "unknown", "unknown", "unknown"] in rows
+    assert "profrun itself measured 8 runs: all ok" in text
+    assert "15 of 608 rows; all in `tables/functions.parquet`" in text
+
+
+def test_no_name_becomes_markup(text: str) -> None:
+    assert not [t for t in tokens(text) if t.type.startswith(("html_", "image", "link"))]
+    assert sample_report.QUOTES in " ".join(spans(text))
+    assert any(s.startswith("</script><script>document") for s in spans(text))
+    fenced = next(t for t in tokens(text) if t.type == "fence")
+    assert fenced.content.startswith("python scripts/demo/train_cnn.py") and "`ticked`" in fenced.content
+
+
+def test_every_row_has_the_columns_of_its_head(text: str) -> None:
+    blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
+    assert len(blocks) == 9
+    for lines in blocks:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+        assert len({len(line) for line in lines}) == 1  # a table in a terminal too
+
+
+def test_long_names_keep_both_ends(text: str) -> None:
+    name = next(s for s in spans(text) if s.startswith("void gemm_kernel<"))
+    assert name.endswith(">>(Params)") and len(name) == markdown.NAME
+
+
+def test_a_failed_run_is_told(report: Report) -> None:
+    outcome = Outcome("target_failed", 7, "the target failed: exit 7", 7)
+    head = markdown.render(replace(report, outcome=outcome)).splitlines()
+    assert (head[0], head[2]) == ("# cpu-quick: target failed", "The target failed: exit 7.")
+
+
+def test_nothing_known_is_said_not_shown_as_zero(tmp_path: Path) -> None:
+    text = markdown.render(sample_report.bare(tmp_path))
+    for said in ("nope was not found", "Not measured", "The target was not started.", "Nothing is known about it."):
+        assert said in text
+    assert "|" not in text
+
+
+NAMES = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp", "Zs"]), min_size=1, max_size=90)
+
+
+@settings(max_examples=50, deadline=None)
+@given(NAMES)
+def test_code_and_prose_show_any_name_as_it_is(name: str) -> None:
+    row = "\n".join(markdown.grid(("a", "b"), [(markdown.code(name), markdown.escape(name))]))
+    found = [t for t in tokens(row) if t.type == "inline"][2:]
+    shown = markdown.view.visible(name)
+    assert [t.content for t in found[0].children or ()] == [shown]
+    assert "".join(t.content for t in found[1].children or ()) == shown
