@@ -115,7 +115,7 @@ def _why_missing(member: Member, missing: list[Expect], run: TargetRun, said: st
     """The exit status of a tool proves nothing; what it printed may."""
     logs = "".join(tail(path) for path in sorted(member.dir.glob("*.log")))
     for sign in member.launch.signs:
-        hit = re.search(sign.pattern, logs) or re.search(sign.pattern, said)
+        hit = re.search(sign.pattern, logs) or (member.wrap and re.search(sign.pattern, said))
         if hit:
             return sign.status, sign.reason.format(*hit.groups(default="?"))
     if run.ended_by == "timeout":

@@ -19,10 +19,11 @@ class Result:
     code: int
     stdout: str
     stderr: str
+    cwd: Path
 
     @property
     def folder(self) -> Path:
-        return Path(self.stdout.strip().splitlines()[-1])
+        return self.cwd / self.stdout.strip().splitlines()[-1]
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -63,7 +64,7 @@ def profrun(
         timeout=timeout_s,
         errors="surrogateescape",
     )
-    return Result(done.returncode, done.stdout, done.stderr)
+    return Result(done.returncode, done.stdout, done.stderr, cwd)
 
 
 def write_plan(folder: Path, *collectors: str, **more: str) -> Path:

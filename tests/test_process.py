@@ -89,13 +89,14 @@ def test_nothing_is_added_to_the_run(tmp_path: Path, gated: bool) -> None:
     env = {"A": "1", "EMPTY": "", "BYTES": "\udcff"}
     out = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT)
     code = (
-        "import os;print(sorted(open('/proc/self/environ','rb').read().split(bytes(1))[:-1]));print(os.getsid(0)==os.getpid());"
+        "import os;print(sorted(open('/proc/self/environ','rb').read().split(bytes(1))[:-1]));"
+        "print(os.getsid(0)==os.getpid());"
         "print(os.listdir('/proc/self/fd'))"
     )
     started = process.start(spec(sys.executable, "-I", "-S", "-c", code, env=env, out=out), gated=gated)
     if gated:
         started.open_gate()
-    given = {fd for fd in os.listdir("/proc/self/fd") if fd in "012" or _inheritable(int(fd))}
+    given = {fd.name for fd in Path("/proc/self/fd").iterdir() if fd.name in "012" or _inheritable(int(fd.name))}
     finished(started)
     environ, session, descriptors = (tmp_path / "out").read_text().splitlines()
     assert environ == str([b"A=1", b"BYTES=\xff", b"EMPTY="])

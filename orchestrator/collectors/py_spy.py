@@ -155,7 +155,10 @@ def _signs(when: When, job: Job) -> tuple[Sign, ...]:
     version = job.tool.version or "of this version"
     blind = f"py-spy {version} does not know this Python: it reads CPython, and a new one only after an update"
     none = "no Python process was found in the target"
+    ran = "" if job.duration_s is None else f"target ran {show_duration(job.duration_s)}: "
+    gone = f"{ran}it had ended before py-spy could attach"
     known = when == "python"  # profrun itself has seen that it is Python
+    is_python = Path(job.target.exe).name.startswith("python")
     return (
         Sign(
             r"is traced by \d+ \((.+)\)",
@@ -170,18 +173,14 @@ def _signs(when: When, job: Job) -> tuple[Sign, ...]:
         Sign("Failed to suspend process", "blocked", f"not allowed to trace the target: {_fix(job, other_user=False)}"),
         Sign(r"Unsupported version of Python: (\S+)", "tool_failed", f"{blind} (Python {{0}})"),
         Sign("Failed to find python version", "tool_failed" if known else "empty", blind if known else none),
-        Sign(
-            "Failed to get process executable name|No python processes found",
-            "empty",
-            "the target ended before py-spy could attach to it",
-        ),
+        Sign("Failed to get process executable name|No python processes found", "empty", gone),
         Sign(
             "Samples: 0 Errors: 0", "empty", "no thread was on a processor at a sample: use idle: true to see the waits"
         ),
         Sign(r"Samples: 0 Errors: (\d+)", "tool_failed", _REPLACED),
         Sign(r"(?m)^error: (.+)", "tool_failed", f"py-spy {version} refused its options: {{0}}"),
         Sign(r"(?m)^Error: (.+)", "tool_failed", "py-spy failed: {0}"),
-        Sign(r"\A\s*\Z", "empty", none),
+        Sign(r"\A\s*\Z", "empty", gone if is_python else none),
     )
 
 
@@ -296,7 +295,7 @@ class _Quality:
         return max((log.behind_s or 0.0 for log in self._spies()), default=0.0)
 
     def reached(self) -> float | None:
-        """The share of the samples asked for that was taken; None where idle threads are left out, or nobody counted."""
+        """The share of the samples asked for that was taken; None where idle threads are left out or nobody counted."""
         spies, wanted = self._spies(), sum(row.weight_ns for row in self.main) / 1e9 * self.rate_hz
         samples = [log.samples for log in spies if log.samples is not None]
         if not self.idle or not wanted or not samples or len(samples) < len(spies):

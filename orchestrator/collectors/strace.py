@@ -33,7 +33,7 @@ twice that on a busy machine."""
 WORST_SLOWDOWN = 10.0
 """More than this can't be told from the share of strace in the wall time."""
 READABLE = 0.99
-"""A log of which less than this share of lines can be read is degraded."""
+"""A log is degraded when less than this share of it can be read, dropped lines counted as calls."""
 
 _EXPRESSIONS: dict[str, str] = {**{name: f"%{name}" for name in get_args(Class)}, "futex": "/^futex"}
 """A class as strace's `-e trace` takes it. It has none for futex: the names are meant that begin so."""
@@ -43,6 +43,7 @@ _ALWAYS = "execve"
 _FIRST_OF_A_THREAD = "set_robust_list"
 """A new thread under seccomp-bpf stops at every call until its first chosen one (strace 6.1); this is a first call."""
 
+_NOTHING = "no system call of the chosen classes ended while strace watched"
 _SIGNS = (
     Sign(
         r"ptrace\(PTRACE_(?:SEIZE|ATTACH), (\d+)\): Operation not permitted",
@@ -56,7 +57,13 @@ _SIGNS = (
         "process {0} had ended before strace could attach to it",
     ),
     Sign(r"strace: (Can't .*|[Ii]nvalid .*|unrecognized .*|.*No space left on device)", "tool_failed", "strace: {0}"),
-    Sign(r"Process \d+ detached", "empty", "no system call of the chosen classes ended while strace watched"),
+    Sign(r"Process \d+ detached", "empty", _NOTHING),
+    Sign(
+        r"Process \d+ attached",
+        "tool_failed",
+        "strace could not let go of the target and had to be killed: before 6.7 it hangs when a process is just being "
+        "started (vfork); use a later one, or `mode: trace`, whose log survives that",
+    ),
 )
 
 
@@ -77,6 +84,10 @@ class Strace(Collector):
     time_cap: Duration | None = Field(300.0, description="trace only: stop after this long; the target goes on")
     strings: int = Field(32, ge=0, le=1 << 16, description="trace only: how much of a string argument is kept")
     events: int = Field(1000, ge=0, le=1 << 20, description="trace only: how many of the slowest calls are listed")
+
+    flush: Duration = Field(
+        10.0, description="how long strace may take to write its data after the target has ended: it needs milliseconds"
+    )
 
     probe: ClassVar[ToolProbe | None] = ToolProbe(
         "strace",
@@ -185,7 +196,7 @@ class Strace(Collector):
 
     def _parse_summary(self, path: Path, capture: Capture) -> Parsed:
         summary = read_summary(path, self.time)
-        notes = _pace("summary", sum(summary.syscalls.columns["count"]), _watched_s(capture))
+        notes = self._pace(sum(summary.syscalls.columns["count"]), _watched_s(capture), capture)
         if summary.complete:
             return Parsed((summary.syscalls,), notes)
         return Parsed((summary.syscalls,), notes, "degraded", "the summary is cut: its total is missing or differs")
@@ -195,11 +206,16 @@ class Strace(Collector):
         trace = read_trace(path, self.events, (run.pid,) if run and run.pid else ())
         tables = (trace.syscalls, trace.paths, trace.events)
         span_s = (trace.last_ns - trace.first_ns) / 1e9 if trace.last_ns and trace.first_ns else _watched_s(capture)
-        notes = (*_pace("trace", trace.calls, span_s), *_unreturned(trace))
+        notes = (*self._pace(trace.calls, span_s, capture), *_unreturned(trace))
         dropped = trace.syscalls.dropped
-        if dropped <= (1 - READABLE) * (trace.calls + dropped):
-            return Parsed(tables, notes)
-        return Parsed(tables, notes, "degraded", f"{dropped} of {trace.calls + dropped} lines could not be read")
+        if dropped > (1 - READABLE) * (trace.calls + dropped):
+            reason = f"{dropped} lines could not be read, beside {trace.calls} calls that could"
+            return Parsed(tables, notes, "degraded", reason)
+        return Parsed(tables, notes) if trace.calls else Parsed((), notes, "empty", _NOTHING)
+
+    def _pace(self, calls: int, span_s: float | None, capture: Capture) -> tuple[str, ...]:
+        filtered = any("--seccomp-bpf" in argv for argv in capture.commands)
+        return _pace(self.mode, calls, span_s, filtered or set(self.classes) == set(get_args(Class)))
 
 
 def _watched_s(capture: Capture) -> float | None:
@@ -209,14 +225,17 @@ def _watched_s(capture: Capture) -> float | None:
     return capture.run.wall_s if capture.run else None
 
 
-def _pace(mode: str, calls: int, span_s: float | None) -> tuple[str, ...]:
+def _pace(mode: str, calls: int, span_s: float | None, all_seen: bool) -> tuple[str, ...]:
     """How many calls a second strace saw, and by how much it slowed the target down at least. The calls of all threads
-    go through one strace, one after the other, so that calls x COST_S of the wall time is strace's."""
+    go through one strace, one after the other, so that calls x COST_S of the wall time is strace's. That says nothing
+    where strace stopped the target at more calls than it counted."""
     if not calls or not span_s or span_s <= 0:
         return ()
+    rate = f"{calls} system calls in {show_duration(span_s)}, {calls / span_s:.3g} a second"
+    if not all_seen:
+        return (f"{rate}; strace stopped the target at all others as well, which may have slowed it down much more",)
     share = calls * COST_S[mode] / span_s
     slower = f"{1 / (1 - share):.2f}" if share < 1 - 1 / WORST_SLOWDOWN else f"{WORST_SLOWDOWN:.0f}"
-    rate = f"{calls} system calls in {show_duration(span_s)}, {calls / span_s:.3g} a second"
     cost = f"at about {show_duration(COST_S[mode])} for each"
     return (f"{rate}; {cost}, strace made the target at least {slower} times as slow (estimate)",)
 

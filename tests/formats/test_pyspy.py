@@ -92,7 +92,9 @@ def test_forked_processes_share_a_pthread_address(recorded: Path) -> None:
     path = recorded / "forks" / "profile.0.chrometrace.json"
     events = json.loads(path.read_text())
     seen = {pid: [e["ts"] for e in events if e["pid"] == pid] for pid in {e["pid"] for e in events}}
-    assert len(seen) == 3 and len({e["tid"] for e in events}) == 1  # the parent and two children, all in one list of frames
+    assert (
+        len(seen) == 3 and len({e["tid"] for e in events}) == 1
+    )  # the parent and two children, all in one list of frames
     weights: Counter[int | None] = Counter()
     for thread, _, weight in pyspy.read(path, INTERVAL_NS).stacks:
         weights[thread.pid] += weight // 1000

@@ -48,7 +48,7 @@ def brief():
     end = time.time() + 0.4
     while time.time() < end: pass
 def lasting(): time.sleep(0.8)
-def rest(): time.sleep(1.2)
+def rest(): time.sleep(0.8)
 threads = [threading.Thread(target=f, name=f.__name__) for f in (brief, lasting)]
 [t.start() for t in threads]; [t.join() for t in threads]
 worker = multiprocessing.get_context("fork").Process(target=forked)
@@ -138,16 +138,16 @@ def script(folder: Path, text: str) -> str:
 def test_shares_agree_with_a_raw_capture_beside(tmp_path: Path) -> None:
     """At 100 Hz chance alone would move them by 3 points; so both look often."""
     raw = tmp_path / "raw.txt"
-    collector = PySpy(rate=400)
+    collector = PySpy(rate=500)
     attached = attach(tmp_path, collector)
-    with program(sys.executable, script(tmp_path, TWO), "2.5") as target:
+    with program(sys.executable, script(tmp_path, TWO), "3") as target:
         attached.start(target.pid)
         spy = str(collector.tool(Machine()).path)
-        beside = [spy, "record", "--pid", str(target.pid), "--rate", "800", "--nonblocking", "--idle", "-f", "raw"]
+        beside = [spy, "record", "--pid", str(target.pid), "--rate", "1500", "--nonblocking", "--idle", "-f", "raw"]
         subprocess.run([*beside, "-o", str(raw)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
         target.wait(30)
     attached.wait()
-    found = functions(collector.parse(attached.capture(collector, 2.5)))
+    found = functions(collector.parse(attached.capture(collector, 3)))
     stacks = pyspy.read_raw(raw).stacks
     samples = sum(s.weight for s in stacks)
     for name in ("heavy", "light"):
@@ -161,10 +161,10 @@ def test_threads_and_processes_count_for_as_long_as_they_live(tmp_path: Path) ->
     parsed, status = record(tmp_path, PySpy(), sys.executable, script(tmp_path, FAMILY))
     assert status == 0
     seconds = {name: row["total_samples"] / 100 for name, row in functions(parsed).items()}
-    for name, lived_s in {"brief": 0.4, "lasting": 0.8, "rest": 1.2}.items():
+    for name, lived_s in {"brief": 0.4, "lasting": 0.8, "rest": 0.8}.items():
         assert seconds[name] == pytest.approx(lived_s, abs=0.2), name
     for name in ("forked", "spawned"):  # py-spy looks for new processes ten times a second
-        assert 0.2 < seconds[name] < 0.9, name
+        assert 0.1 < seconds[name] < 0.9, name
     assert "Python processes: 3 seen, 3 profiled" in parsed.notes
 
 
@@ -177,29 +177,29 @@ def test_without_subprocesses_only_the_parent_is_seen(tmp_path: Path) -> None:
 
 def test_a_program_that_sleeps_has_samples(tmp_path: Path) -> None:
     """D29"""
-    parsed, _ = record(tmp_path, PySpy(), sys.executable, "-c", "import time; time.sleep(1.5)")
+    parsed, _ = record(tmp_path, PySpy(), sys.executable, "-c", "import time; time.sleep(1)")
     assert parsed.status is None
-    assert sum(row["self_samples"] for row in functions(parsed).values()) > 100
+    assert sum(row["self_samples"] for row in functions(parsed).values()) > 60
     assert [note for note in parsed.notes if note.startswith("target was mostly waiting: on a processor in about")]
 
 
 def test_who_holds_the_gil(tmp_path: Path) -> None:
-    text = "import threading, time\nthreading.Thread(target=lambda: time.sleep(1)).start()\n" + TWO
-    parsed, _ = record(tmp_path, PySpy(gil=True), sys.executable, script(tmp_path, text), "1")
+    text = "import threading, time\nthreading.Thread(target=lambda: time.sleep(0.8)).start()\n" + TWO
+    parsed, _ = record(tmp_path, PySpy(gil=True), sys.executable, script(tmp_path, text), "0.8")
     assert "heavy" in functions(parsed, "gil")
     assert {row["thread"] for row in functions(parsed, "gil").values()} == {"MainThread"}
 
 
 def test_the_exit_status_stays_its_own(tmp_path: Path) -> None:
     """D01"""
-    parsed, status = record(tmp_path, PySpy(), sys.executable, script(tmp_path, TWO), "0.8", "7")
+    parsed, status = record(tmp_path, PySpy(), sys.executable, script(tmp_path, TWO), "0.6", "7")
     assert status == 7 and "heavy" in functions(parsed)
 
 
 def test_a_shell_script_around_python_runs_to_its_end(tmp_path: Path) -> None:
     """D09: py-spy attaches to the Python below the shell, or to nothing; the script never notices."""
     (tmp_path / "run.sh").write_text(
-        f"'{sys.executable}' '{script(tmp_path, TWO)}' 0.8\necho end > '{tmp_path}/mark'\nexit 5\n"
+        f"'{sys.executable}' '{script(tmp_path, TWO)}' 0.6\necho end > '{tmp_path}/mark'\nexit 5\n"
     )
     collector = PySpy()
     attached = attach(tmp_path, collector)
@@ -247,7 +247,7 @@ def test_a_target_that_has_ended(tmp_path: Path) -> None:
         target.wait()
     attached.start(target.pid)
     attached.wait()
-    assert meaning(attached) == ("empty", "the target ended before py-spy could attach to it")
+    assert meaning(attached) == ("empty", "it had ended before py-spy could attach")
 
 
 def test_a_target_without_python(tmp_path: Path) -> None:
@@ -320,5 +320,5 @@ def test_lives(tmp_path: Path) -> None:
     ((cpu_s, seen_s),) = (
         (int(a) / 1e9, int(b) / 1e9) for a, b in re.findall(r"^cpu \d+ (\d+) (\d+)$", told.stdout, re.M)
     )
-    assert 0.3 < cpu_s < 0.9 and seen_s == pytest.approx(main[1], abs=0.3)
+    assert 0.1 < cpu_s < 0.9 and seen_s == pytest.approx(main[1], abs=0.3)
     assert told.stderr == ""

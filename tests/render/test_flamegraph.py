@@ -154,9 +154,8 @@ def test_stacks_of_a_table_by_thread() -> None:
         "process;all threads": [("f (a.py:1)", 30)],
     }
     assert next(flamegraph.together(threads)) == ("python -c 'a, b' [7];w,1;f (a.py:1)", 30)
-    assert [p["name"] for p in json.loads(flamegraph.speedscope(threads, "x"))["profiles"]][
-        0
-    ] == "python -c 'a, b' [7] · w,1"
+    (first, *_) = json.loads(flamegraph.speedscope(threads, "x"))["profiles"]
+    assert first["name"] == "python -c 'a, b' [7] · w,1"
     assert flamegraph.by_thread(frame.assign(weight_ns=pandas.NA))[1] == "samples"
 
 

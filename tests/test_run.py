@@ -1,0 +1,441 @@
+"""Whole runs through the command line, with the bare program and small stand-ins for tools that misbehave."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli import command, environment, profrun, script, write_plan
+
+TIMING = "{use: timing, warmup: 0, repeats: 1}"
+FAST = {"report": "{formats: []}"}
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    return write_plan(tmp_path, TIMING, **FAST)
+
+
+def stand_in(folder: Path, name: str, body: str) -> Path:
+    """A tool that answers questions about itself as the real one does and then does what the test wants."""
+    version = {"py-spy": "py-spy 0.4.3", "nsys": "NVIDIA Nsight Systems version 2022.4.2", "ncu": "Version 2022.3.0"}
+    text = f'#!/bin/sh\ncase " $* " in *" --version "*) echo "{version[name]}"; exit 0;; *" --help "*) exit 0;; esac\n'
+    return script(folder / name, text + body)
+
+
+# ---------------------------------------------------------------- the target's own life
+
+
+@pytest.mark.parametrize(
+    ("text", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -6 $$", 134), ("exit 126", 126)]
+)
+def test_the_exit_status_is_the_targets(plan: Path, tmp_path: Path, text: str, code: int) -> None:
+    result = profrun(plan, "--", "sh", "-c", text, cwd=tmp_path)
+    assert result.code == code
+    assert result.summary["outcome"]["exit_code"] == code
+
+
+def test_every_word_after_the_dashes_reaches_the_target(plan: Path, tmp_path: Path) -> None:
+    words = ["-o", "x", "--help", "--", "-d", "3", "", "a b", "\udcff", "$HOME", "*"]
+    code = "import sys,os; print([os.fsencode(a) for a in sys.argv[1:]])"
+    result = profrun(plan, "--", sys.executable, "-c", code, *words, cwd=tmp_path)
+    assert result.stdout.splitlines()[0] == str([os.fsencode(word) for word in words])
+
+
+def test_without_dashes_the_command_begins_at_the_second_word(plan: Path, tmp_path: Path) -> None:
+    result = profrun("--name", "named", plan, "echo", "-o", "--help", cwd=tmp_path)
+    assert result.stdout.splitlines()[0] == "-o --help"
+    assert result.folder.name.startswith("named-")
+
+
+def test_paths_with_spaces(tmp_path: Path) -> None:
+    odd = tmp_path / "a folder with 'quotes' and spaces"
+    (odd / "tmp dir").mkdir(parents=True)
+    (odd / "tr ain.py").write_text("print('trained')")
+    plan = write_plan(odd, TIMING)
+    env = environment(TMPDIR=str(odd / "tmp dir"))
+    result = profrun(plan, "-o", odd / "re ports", "--", sys.executable, odd / "tr ain.py", cwd=odd, env=env)
+    assert result.code == 0
+    assert "trained" in result.stdout
+    assert (result.folder / "index.html").exists()
+
+
+def test_stdin_reaches_every_pass(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, "{use: timing, warmup: 1, repeats: 2}", **FAST)
+    result = profrun(plan, "-v", "--", "cat", cwd=tmp_path, stdin="hello\n")
+    assert result.stdout.splitlines()[:3] == ["hello"] * 3
+
+
+def test_output_is_shown_once_and_kept_for_every_pass(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, "{use: timing, warmup: 0, repeats: 2}", **FAST)
+    result = profrun(plan, "--", "sh", "-c", "echo out; echo err >&2", cwd=tmp_path)
+    assert result.stdout.splitlines()[:-1] == ["out"]
+    assert result.stderr.splitlines().count("err") == 1
+    for name in ("p01-target", "p02-target"):
+        assert (result.folder / "raw" / name / "stdout.log").read_text() == "out\n"
+
+
+def test_json_keeps_stdout_for_the_summary(plan: Path, tmp_path: Path) -> None:
+    result = profrun(plan, "--json", "--", "echo", "noise", cwd=tmp_path)
+    summary = json.loads(result.stdout)
+    assert summary["schema"] == "profrun/summary/1"
+    assert "noise" in result.stderr
+
+
+def test_scratch_and_pass_are_filled_in(tmp_path: Path) -> None:
+    plan = write_plan(
+        tmp_path,
+        "{use: timing, warmup: 0, repeats: 2}",
+        target="{before_each: [sh, -c, 'echo {pass} >> log'], env: {WHERE: '{scratch}/{pass}'}}",
+        **FAST,
+    )
+    result = profrun(plan, "-v", "--", "sh", "-c", 'mkdir "$WHERE" && echo {pass} {other}', cwd=tmp_path)
+    assert result.code == 0
+    assert (tmp_path / "log").read_text().split() == ["p01", "p02"]
+    assert "p01 {other}" in result.stdout
+
+
+def test_a_failing_before_each_keeps_the_pass_from_running(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, TIMING, target="{before_each: [sh, -c, 'echo sorry >&2; exit 3']}", **FAST)
+    result = profrun(plan, "--", "touch", "ran", cwd=tmp_path)
+    assert result.code == 4
+    assert "sorry" in result.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_bare_run_that_fails_ends_the_run_unless_told_to_go_on(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, "{use: timing, warmup: 1, repeats: 2}", **FAST)
+    stopped = profrun(plan, "--", "sh", "-c", "exit 7", cwd=tmp_path)
+    assert [c["status"] for c in stopped.summary["captures"]] == ["target_failed", "cancelled", "cancelled"]
+    went_on = profrun(plan, "--keep-going", "--", "sh", "-c", "exit 7", cwd=tmp_path)
+    assert [c["status"] for c in went_on.summary["captures"]] == ["target_failed"] * 3
+    assert stopped.code == went_on.code == 7
+
+
+def test_metrics_are_read_from_the_output(tmp_path: Path) -> None:
+    plan = write_plan(
+        tmp_path,
+        "{use: timing, warmup: 0, repeats: 3}",
+        metrics="{loss: 'loss=([0-9.]+)', speed: {pattern: '([0-9]+) t/s', take: mean, unit: t/s}, none: 'x=([0-9])'}",
+        **FAST,
+    )
+    result = profrun(
+        plan, "--", "sh", "-c", "echo loss=2.5; echo loss=1.5; echo 10 t/s >&2; echo 30 t/s", cwd=tmp_path
+    )
+    metrics = result.summary["metrics"]
+    assert (metrics["loss"]["value"], metrics["loss"]["n"]) == (1.5, 3)
+    assert (metrics["speed"]["value"], metrics["speed"]["unit"]) == (20.0, "t/s")
+    assert (metrics["none"]["value"], metrics["none"]["n"]) == (None, 0)
+
+
+# ---------------------------------------------------------------- ends
+
+
+def processes(words: str) -> list[str]:
+    found = subprocess.run(["pgrep", "-f", words], capture_output=True, text=True).stdout.split()
+    return [pid for pid in found if pid != str(os.getpid())]
+
+
+def test_a_time_out_leaves_nobody_alive(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, TIMING, target="{timeout: 1s}", **FAST)
+    text = "sleep 311 & setsid sleep 311 & sh -c 'sleep 311; true' & wait"
+    result = profrun(plan, "--", "sh", "-c", text, cwd=tmp_path)
+    assert result.code == 124
+    assert "time-out" in result.stderr.splitlines()[-1]
+    assert processes("sleep 311") == []
+    killed = result.summary["passes"][0]["run"]["killed"]
+    assert any("sleep" in p["argv"] for p in killed)
+
+
+def test_what_the_target_leaves_running_is_named(plan: Path, tmp_path: Path) -> None:
+    try:
+        result = profrun(plan, "--", "sh", "-c", "setsid sleep 312 > /dev/null & sleep 0.2", cwd=tmp_path)
+        assert result.code == 0
+        assert [p["argv"] for p in result.summary["passes"][0]["run"]["leftovers"]] == [["sleep", "312"]]
+        assert "still running" in result.stderr
+        assert len(processes("^sleep 312")) == 1
+    finally:
+        subprocess.run(["pkill", "-f", "^sleep 312"])
+
+
+def test_leftovers_are_ended_where_the_plan_says_so(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, TIMING, leftovers="end", **FAST)
+    result = profrun(plan, "--", "sh", "-c", "setsid sleep 313 > /dev/null & sleep 0.2", cwd=tmp_path)
+    assert result.code == 0
+    assert processes("sleep 313") == []
+
+
+CAREFUL = """
+import sys, time
+print("up", flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(1)
+    open("ckpt", "w").close()
+    sys.exit(42)
+"""
+
+
+def interrupted(words: list[str], tmp_path: Path, *signals: int, after_s: float = 1.5) -> tuple[int, str]:
+    running = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "up\n"
+    for number in signals:
+        running.send_signal(number)
+        time.sleep(0.3)
+    _, said = running.communicate(timeout=60)
+    return running.returncode, said
+
+
+def test_an_interrupted_target_finishes_in_its_own_way(plan: Path, tmp_path: Path) -> None:
+    code, said = interrupted(command(plan, "--", sys.executable, "-c", CAREFUL), tmp_path, signal.SIGINT)
+    assert code == 42
+    assert (tmp_path / "ckpt").exists()
+    assert "SIGINT" in said.splitlines()[-1]
+    assert (tmp_path / "reports" / "latest" / "summary.json").exists()
+
+
+def test_a_second_interrupt_kills(plan: Path, tmp_path: Path) -> None:
+    stubborn = "import signal,time; signal.signal(2, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    began = time.monotonic()
+    code, _ = interrupted(command(plan, "--", sys.executable, "-c", stubborn), tmp_path, signal.SIGINT, signal.SIGINT)
+    assert code == 130
+    assert time.monotonic() - began < 15
+    assert processes("signal.SIG_IGN") == []
+
+
+def test_term_is_passed_on(plan: Path, tmp_path: Path) -> None:
+    code, _ = interrupted(command(plan, "--", "sh", "-c", "echo up; sleep 60"), tmp_path, signal.SIGTERM)
+    assert code == 143
+
+
+def test_a_window_that_stops_the_target_counts_as_success(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, TIMING, window="{after: 200ms, for: 500ms, then: stop}", **FAST)
+    result = profrun(plan, "--", "sleep", "60", cwd=tmp_path)
+    assert result.code == 0
+    assert 0.6 < result.summary["passes"][0]["wall_s"] < 5
+
+
+# ---------------------------------------------------------------- tools that misbehave
+
+
+def nsys_plan(tmp_path: Path, body: str, **more: str) -> Path:
+    tool = stand_in(tmp_path, "nsys", body)
+    return write_plan(tmp_path, TIMING, "{use: nsys, flush: 8s}", tools=f"{{nsys: {tool}}}", **FAST, **more)
+
+
+RUN_TARGET = """
+out=; while [ $# -gt 0 ]; do case "$1" in
+  --output=*) out=${1#--output=};; --output|-o) out=$2; shift;;
+  profile|export|--*) ;;
+  *) break;; esac; shift; done
+"""
+
+
+def test_a_tool_that_says_generated_and_writes_nothing(tmp_path: Path) -> None:
+    plan = nsys_plan(tmp_path, RUN_TARGET + '"$@"; code=$?; echo Generated:; exit $code')
+    result = profrun(plan, "--", "true", cwd=tmp_path)
+    assert result.code == 4
+    capture = result.captures()["nsys"]
+    assert capture["status"] == "tool_failed"
+    assert "nsys" in result.stderr.splitlines()[-1]
+    assert result.summary["outcome"]["target_exit_code"] == 0
+
+
+def test_a_tool_that_is_slow_to_write_gets_its_time(tmp_path: Path) -> None:
+    tail = '"$@"; code=$?; trap "exit 1" INT TERM; sleep 2; echo data > "$out.nsys-rep"; exit $code'
+    plan = nsys_plan(tmp_path, RUN_TARGET + 'case "$out" in "") exit 0;; esac\n' + tail)
+    result = profrun(plan, "--", "sleep", "0.5", cwd=tmp_path)
+    assert (result.folder / "raw/p02-nsys/report.nsys-rep").read_text() == "data\n"
+    assert 1.5 < result.captures()["nsys"]["flush_s"] < 6
+
+
+def test_a_tool_that_hangs_after_the_target_is_ended(tmp_path: Path) -> None:
+    plan = nsys_plan(tmp_path, RUN_TARGET + '"$@"; trap "" INT TERM; while :; do sleep 0.2; done')
+    plan.write_text(plan.read_text().replace("flush: 8s", "flush: 1s"))
+    began = time.monotonic()
+    result = profrun(plan, "--", "sleep", "0.3", cwd=tmp_path)
+    assert result.code == 4
+    assert time.monotonic() - began < 40
+    assert processes(str(tmp_path / "nsys")) == []
+
+
+def test_a_target_that_fails_only_under_a_tool(tmp_path: Path) -> None:
+    plan = nsys_plan(tmp_path, RUN_TARGET + 'UNDER_TOOL=1 "$@"; code=$?; echo x > "$out.nsys-rep"; exit $code')
+    result = profrun(plan, "--", "sh", "-c", 'test -z "$UNDER_TOOL"', cwd=tmp_path)
+    assert result.code == 4
+    assert result.captures()["nsys"]["status"] == "tool_failed"
+    assert result.summary["outcome"]["target_exit_code"] == 0
+
+
+def test_a_lost_report_is_tried_again_only_where_the_plan_allows_it(tmp_path: Path) -> None:
+    body = RUN_TARGET + f'echo x >> {tmp_path}/starts; "$@"; exit 0'
+    once = profrun(nsys_plan(tmp_path, body), "--", "true", cwd=tmp_path)
+    assert (tmp_path / "starts").read_text().count("x") == 1
+    (tmp_path / "starts").unlink()
+    twice = profrun(nsys_plan(tmp_path, body, target="{retry: true}"), "--", "true", cwd=tmp_path)
+    assert (tmp_path / "starts").read_text().count("x") == 2
+    assert once.code == twice.code == 4
+    assert (twice.folder / "raw/p02-nsys.attempt1").is_dir()
+    assert twice.captures()["nsys"]["attempt"] == 2
+
+
+def test_a_tool_that_leaves_the_target_stopped(tmp_path: Path) -> None:
+    body = 'while [ $# -gt 0 ]; do [ "$1" = --pid ] && pid=$2; shift; done; kill -STOP $pid; exit 0'
+    tool = stand_in(tmp_path, "py-spy", body)
+    plan = write_plan(tmp_path, "{use: py-spy}", tools=f"{{py-spy: {tool}}}", **FAST)
+    result = profrun(plan, "--", sys.executable, "-c", "import time; time.sleep(1); print('done')", cwd=tmp_path)
+    assert "done" in result.stdout
+    assert result.code == 4
+    assert any("continued" in note for note in result.summary["passes"][0]["notes"])
+
+
+def test_a_missing_tool_lets_the_others_run(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, TIMING, "{use: nsys}", tools="{nsys: /nowhere/nsys}", **FAST)
+    result = profrun(plan, "--", "true", cwd=tmp_path)
+    assert result.code == 4
+    assert result.statuses() == {"timing": "ok", "nsys": "skipped"}
+    assert "nsys" in result.stderr
+    plan.write_text(plan.read_text().replace("{use: nsys}", "{use: nsys, required: false}"))
+    assert profrun(plan, "--", "true", cwd=tmp_path).code == 0
+
+
+def test_nothing_left_to_run_is_said_before_anything_runs(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, "{use: nsys}", tools="{nsys: /nowhere/nsys}", **FAST)
+    result = profrun(plan, "--", "touch", "ran", cwd=tmp_path)
+    assert result.code == 3
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "reports").exists()
+
+
+def test_garbage_from_a_tool_is_unreadable_and_costs_only_its_own_capture(tmp_path: Path) -> None:
+    body = 'if [ "$1" = export ]; then echo garbage > report.sqlite; exit 0; fi\n'
+    plan = nsys_plan(tmp_path, body + RUN_TARGET + '"$@"; echo x > "$out.nsys-rep"')
+    result = profrun(plan, "--", "true", cwd=tmp_path)
+    assert result.statuses() == {"timing": "ok", "nsys": "unreadable"}
+    assert result.code == 4
+    assert "os_calls_summary" not in result.summary["tables"]
+
+
+# ---------------------------------------------------------------- folders, environments, secrets
+
+
+@pytest.mark.parametrize(("make", "words"), [("file", "can't be made"), ("proc", "can't be made")])
+def test_an_output_folder_that_can_not_be_made(plan: Path, tmp_path: Path, make: str, words: str) -> None:
+    (tmp_path / "file").write_text("")
+    parent = {"file": tmp_path / "file", "proc": Path("/proc/reports")}[make]
+    result = profrun(plan, "-o", parent, "--", "touch", "ran", cwd=tmp_path)
+    assert result.code == 3
+    assert words in result.stderr
+    assert "-o DIR" in result.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY"])
+def test_secrets_are_in_no_file(tmp_path: Path, name: str) -> None:
+    plan = write_plan(
+        tmp_path,
+        TIMING,
+        environment="[{use: env, set: {DB_PASSWORD: zqx-4412}}]",
+        target="{env: {MY_SECRET: zqx-9923}}",
+    )
+    env = environment(**{name: "zqx-7731"})
+    words = [
+        "sh",
+        "-c",
+        "true",
+        "--token",
+        "zqx-7731",
+        "--api-key=zqx-5555",
+        "https://me:zqx-6666@host/?token=zqx-8888",
+    ]
+    result = profrun(plan, "--", *words, cwd=tmp_path, env=env)
+    assert result.code == 0
+    found = subprocess.run(["grep", "-rlaE", "zqx-[0-9]{4}", result.folder], capture_output=True, text=True).stdout
+    assert found == ""
+
+
+def test_a_bare_environment_as_under_cron(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, TIMING)
+    result = profrun(plan, "--", "sh", "-c", "true", cwd=tmp_path, env={"PATH": "/usr/bin:/bin"})
+    assert result.code == 0
+    assert (result.folder / "index.html").exists()
+
+
+def test_a_missing_program_under_cron_says_so(tmp_path: Path) -> None:
+    result = profrun(write_plan(tmp_path, TIMING), "--", "no-such-python", cwd=tmp_path, env={"PATH": "/usr/bin:/bin"})
+    assert result.code == 127
+    assert "command not found" in result.stderr
+
+
+# ---------------------------------------------------------------- rebuilding and adding
+
+
+def test_a_report_is_rebuilt_from_raw_and_the_plan(plan: Path, tmp_path: Path) -> None:
+    result = profrun(plan, "--", "true", cwd=tmp_path)
+    before = result.summary
+    for entry in result.folder.iterdir():
+        if entry.name not in ("raw", "plan.yaml"):
+            subprocess.run(["rm", "-rf", entry], check=True)
+    again = profrun("report", result.folder, cwd=tmp_path)
+    assert again.code == 0
+    assert again.summary == before
+
+
+def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
+    result = profrun("report", tmp_path, cwd=tmp_path)
+    assert result.code == 2
+    assert "holds no run" in result.stderr
+
+
+def test_a_collector_is_added_to_a_report(tmp_path: Path) -> None:
+    first = profrun(write_plan(tmp_path, TIMING, **FAST), "--", "true", cwd=tmp_path)
+    more = profrun("--into", first.folder, "--set", "collectors.timing.repeats=2", "--", "true", cwd=tmp_path)
+    assert more.folder == first.folder
+    assert [p["id"] for p in more.summary["passes"]] == ["p01", "p02", "p03"]
+    assert more.summary["metrics"]["wall_s"]["n"] == 3
+
+
+def test_check_runs_nothing_and_prints_every_command(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, TIMING, "{use: strace}", **FAST)
+    result = profrun("check", plan, "--", "touch", "ran here", cwd=tmp_path)
+    assert result.code == 0
+    assert "touch 'ran here'" in result.stdout
+    assert "strace" in result.stdout
+    assert not (tmp_path / "ran here").exists()
+    assert not (tmp_path / "reports").exists()
+    assert profrun(plan, "-n", "--", "touch", "ran here", cwd=tmp_path).stdout == result.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_the_verbs(tmp_path: Path, shell: str) -> None:
+    result = profrun("completion", shell, cwd=tmp_path)
+    assert result.code == 0
+    assert all(verb in result.stdout for verb in ("check", "doctor", "templates", "--keep-going"))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([], 2, "profrun PLAN"),
+        (["run"], 2, "nothing to run"),
+        (["--"], 2, "nothing to run"),
+        (["chekc", "--", "true"], 2, "check"),
+        (["./missing.yaml", "--", "true"], 2, "no such file"),
+        (["report"], 2, "required"),
+        (["templates", "--", "true"], 2, "takes no command"),
+        (["--frobnicate", "auto", "--", "true"], 2, "--frobnicate"),
+    ],
+)
+def test_usage_errors(tmp_path: Path, words: list[str], code: int, said: str) -> None:
+    result = profrun(*words, cwd=tmp_path)
+    assert result.code == code
+    assert said in result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
