@@ -142,7 +142,7 @@ def _plain(data: Any) -> Any:
 
 def _plan(options: argparse.Namespace) -> Plan:
     """The plan that the options name, with their changes."""
-    from orchestrator import plan_file
+    from orchestrator.planfile import plans
 
     sets = list(options.set)
     if options.name:
@@ -150,9 +150,9 @@ def _plan(options: argparse.Namespace) -> Plan:
     if getattr(options, "timeout", None):
         sets.append(f"target.timeout={options.timeout}")
     source = options.plan or _default_plan(options)
-    plan = plan_file.load(plan_file.find(source, tuple(VERBS)), sets)
+    plan = plans.load(plans.find(source, tuple(VERBS)), sets)
     if options.only or options.skip:
-        plan = plan_file.select(plan, options.only, options.skip)
+        plan = plans.select(plan, options.only, options.skip)
     return plan
 
 
@@ -192,12 +192,12 @@ def _check_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def templates(options: argparse.Namespace) -> int:
     """List the templates, or print one with its explanations."""
-    from orchestrator import plan_file
+    from orchestrator.planfile import plans
 
     if options.name:
-        print(plan_file.find(options.name).read_text(), end="")
+        print(plans.find(options.name).read_text(), end="")
         return 0
-    known = plan_file.templates()
+    known = plans.templates()
     width = max(len(template.name) for template in known)
     for template in known:
         print(f"{template.name:{width}}  {template.description}")
@@ -211,14 +211,15 @@ def _templates_options(parser: argparse.ArgumentParser) -> argparse.ArgumentPars
 
 def init(options: argparse.Namespace) -> int:
     """Copy a template to edit."""
-    from orchestrator import folder, plan_file
+    from orchestrator import folder
+    from orchestrator.planfile import plans
 
-    source = plan_file.find(options.name)
+    source = plans.find(options.name)
     target = options.output
     if target.exists():
         raise UsageError(f"{target} exists", "it is not overwritten", "name another file with -o")
     try:
-        folder.write_atomic(target, plan_file.template_text(source).encode())
+        folder.write_atomic(target, plans.template_text(source).encode())
     except OSError as error:
         raise UsageError(
             f"{target} can't be written", error.strerror or str(error), "name another file with -o"
@@ -237,12 +238,13 @@ def _init_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def rebuild(options: argparse.Namespace) -> int:
     """Rebuild a report's tables, findings and pages from its raw/ folder and plan."""
-    from orchestrator import folder, plan_file, redact, runner
+    from orchestrator import folder, redact, runner
+    from orchestrator.planfile import plans
     from orchestrator.render.console import Console
 
     path = options.run.resolve()
     runner.read_raw(path)
-    plan = plan_file.load(path / "plan.yaml")
+    plan = plans.load(path / "plan.yaml")
     console = Console(quiet=options.quiet)
     report = runner.rebuild(folder.Folder(path, redact.value), plan, console)
     _finish(report, options.json, console)
@@ -272,9 +274,9 @@ def _doctor_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def schema(options: argparse.Namespace) -> int:
     """Print the JSON Schema of the plan, from which editors complete."""
-    from orchestrator import plan_file
+    from orchestrator.planfile import plans
 
-    print(json.dumps(plan_file.json_schema(), indent=2))
+    print(json.dumps(plans.json_schema(), indent=2))
     return 0
 
 

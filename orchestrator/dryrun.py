@@ -73,7 +73,8 @@ def dry_run(plan: Plan, command: Sequence[str], machine: Machine, output: Path |
     parent = output or Path(plan.report.directory)
     known_s = known_bare_wall_s(parent, redact.argv(run.target.argv)) if parent.is_dir() else None
     checks, found = _checks(run, machine)
-    passes = tuple((planned, _commands(planned, run.target, machine)) for planned in run.passes)
+    facts = {"gpus": machine.gpus, **({"leftovers": 0} if run.passes[0].role != "profiled" else {})}
+    passes = tuple((planned, _commands(planned, run.target, machine, facts)) for planned in run.passes)
     estimate = resolve.estimate(run.passes, known_s)
     return DryRun(run, checks, passes, estimate, budget_s(plan.budget, known_s), found is None)
 
@@ -86,10 +87,10 @@ def _checks(run: resolve.Run, machine: Machine) -> tuple[tuple[Check, ...], Pref
     return tuple(check for _, checks in found.checks for check in checks), found
 
 
-def _commands(planned: Pass, target: Target, machine: Machine) -> tuple[tuple[str, ...], ...]:
+def _commands(planned: Pass, target: Target, machine: Machine, facts: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
     """The command lines of a pass as they would start, the target's own among them; {dir} is the capture's
     directory."""
-    launches = [_launch(member, planned, target, machine) for member in planned.members]
+    launches = [_launch(member, planned, target, machine, facts) for member in planned.members]
     wraps: list[Wrap] = sorted((x.wrap for x in launches if x.wrap), key=lambda wrap: wrap.order)
     started = (*(word for wrap in wraps for word in wrap.argv), *target.argv)
     beside = [b.argv for x in launches for b in x.beside]
@@ -97,11 +98,11 @@ def _commands(planned: Pass, target: Target, machine: Machine) -> tuple[tuple[st
     return tuple(redact.argv(argv) for argv in (started, *beside, *after))
 
 
-def _launch(member: Any, planned: Pass, target: Target, machine: Machine) -> Launch:
+def _launch(member: Any, planned: Pass, target: Target, machine: Machine, facts: Mapping[str, Any]) -> Launch:
     tool = member.tool(machine)
     if member.probe is not None and tool.path is None:
         return Launch()
     marked = replace(target, env={**target.env, process.MARKER: planned.id})
-    job = Job(planned.id, _PLACE, marked, tool, window=planned.window, facts={"gpus": machine.gpus})
+    job = Job(planned.id, _PLACE, marked, tool, window=planned.window, facts=facts)
     launched: Launch = member.launch(job)
     return launched

@@ -31,6 +31,10 @@ PYTHON_LIMIT = 32
 INTERRUPT_GRACE_S = 30.0
 STOP_LADDER = ((signal.SIGINT, 10.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
 _LOG_TAIL_BYTES = 64 << 10
+FOLLOWERS_S = 0.5
+"""How long a wrapping tool may outlive the target before it is taken to follow what the target left running."""
+AGENTS_S = 1.0
+"""How long the agents of a tool may stay after it has ended."""
 BY_ITSELF_S = 1.0
 """How long a tool that ends with its target gets to do so before it is asked to."""
 
@@ -175,7 +179,7 @@ class LivePass:
         self.leftovers: list[Process] = []
         self.killed: list[Process] = []
         self._ladder: Ladder | None = None
-        self._pythons: set[tuple[int, int | None]] = set()
+        self._pythons: set[tuple[int, ...]] = set()
         self._before = set(process.marked(context.run_id))
         self._stopped_before = {pid for pid in context.pids if process.state(pid) in ("T", "t")}
         self._relays: list[Relay] = []
@@ -299,7 +303,8 @@ class LivePass:
     def _help(self, member: Member, beside: Beside, pid: int) -> None:
         """Starts a tool beside the target; one that can't be started is that capture's failure."""
         serial = len(member.aides)
-        pids = self.context.pids or (pid, *process.descendants(pid))
+        roots = self.context.pids or (pid,)
+        pids = dict.fromkeys(p for root in roots for p in (root, *process.descendants(root)))
         argv = substitute(beside.argv, {"pid": str(pid), "pids": ",".join(map(str, pids)), "n": str(serial)})
         stem = f"{serial}." if serial else ""
         env = {**os.environ, process.MARKER: self.mark}
@@ -412,8 +417,8 @@ class LivePass:
         if self.started and not self.started.executing():
             return
         for pid in _top_pythons(root, self._aide_pids()):
-            identity = (pid, process.started_ticks(pid))
-            if identity in self._pythons or identity[1] is None:
+            identity = process.image(pid)
+            if identity in self._pythons or identity is None:
                 continue
             self._pythons.add(identity)
             for member, beside in wanted:
@@ -532,21 +537,37 @@ class LivePass:
         wrapped = [m for m in self.members if m.wrap]
         if not wrapped:
             return
-        deadline, asked = ended + max(m.collector.flush for m in wrapped), False
+        # a tool that was our child has written what it had when it ended; a tracer beside the target writes now
+        flush_s = max(m.collector.flush for m in wrapped) if not self.is_wrapped() else AGENTS_S
+        deadline, asked = ended + flush_s, False
         while tools := self._tools():
             now = time.monotonic()
             if now > deadline:
                 self.notes.append(f"{len(tools)} processes of the tool were ended {now - ended:.0f} s after the target")
-                process.end(self._tools)
+                process.end(self._tools, patience_s=0.5)
                 break
-            if not asked and now - ended > 0.5 and len(self._marked()) > len(tools):
+            if now - ended > FOLLOWERS_S and not asked:
                 asked = True  # it follows what the target left running: what it has by now is this pass's data
-                for pid in tools:
-                    process.send(pid, signal.SIGTERM)
+                self._release(tools)
             time.sleep(0.01)
         since = self.inner.gone_at if self.inner.gone_at is not None else ended
         for member in wrapped:
             member.flush_s = round(time.monotonic() - since, 3)
+
+    def _release(self, tools: list[int]) -> None:
+        """Ends the wait of tools that follow processes which the target left running.
+
+        A tracer with a seccomp filter can't be taken away from what it traces (every filtered call would fail from then
+        on, see seccomp(2), SECCOMP_RET_TRACE): there the processes are ended, and it writes by itself."""
+        if any(m.wrap and m.wrap.keeps_child for m in self.members):
+            self.killed += process.end(self._left_by_target)
+            return
+        for pid in tools:
+            process.send(pid, signal.SIGTERM)
+
+    def _left_by_target(self) -> list[int]:
+        tools = self._tools()
+        return [pid for pid in self._left() if pid not in tools]
 
     def _marked(self) -> list[int]:
         return [pid for pid in process.marked(self.mark) if process.alive(pid)]
@@ -565,7 +586,7 @@ class LivePass:
             process.continue_stopped(pid for pid in self.context.pids if pid not in self._stopped_before)
             return
         if self.context.end_leftovers or self.ended_by in ("timeout", "interrupt"):
-            self.killed = process.end(self._left)
+            self.killed += process.end(self._left)
         self.leftovers = [process.describe(pid) for pid in self._left()]
         for pid in process.continue_stopped(self._left()):
             self.notes.append(f"pid {pid} was left stopped; it was continued")

@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import folder, process, seize
+from orchestrator import folder, process
 from orchestrator.model import Tool, ToolProbe
+from orchestrator.standalone import seize
 
 _CAP_SYS_PTRACE = 19
 

@@ -23,9 +23,9 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator import registry
 from orchestrator.collectors.base import Collector
-from orchestrator.command import Command, Environment, Variable, Word
 from orchestrator.env_steps.base import Step
 from orchestrator.errors import UsageError
+from orchestrator.planfile.fields import Command, Environment, Variable, Word
 from orchestrator.units import Budget, Duration
 
 _Kind = TypeVar("_Kind", bound=BaseModel)

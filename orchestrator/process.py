@@ -366,10 +366,12 @@ def alive(pid: int) -> bool:
     return state(pid) not in (None, "Z", "X")
 
 
-def started_ticks(pid: int) -> int | None:
-    """Start time in clock ticks since boot: with the pid, the identity of a process."""
+def image(pid: int) -> tuple[int, ...] | None:
+    """What tells one program in a process from the next: pid, start of the process, and the start of its stack, which
+    changes with every exec (proc(5), /proc/PID/stat, fields 22 and 28). None when it is gone."""
     try:
-        return int((_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+        fields = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        return pid, int(fields[19]), int(fields[25])
     except (OSError, IndexError, ValueError):
         return None
 

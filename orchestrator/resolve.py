@@ -199,7 +199,7 @@ def estimate(passes: Sequence[Pass], bare_wall_s: float | None) -> Estimate:
     together."""
     factors = [slowdown(planned) for planned in passes]
     total = sum(factors)
-    raw = sum(member.raw_bytes for planned in passes for member in planned.members)
+    raw = sum(member.expected_bytes() for planned in passes for member in planned.members)
     return Estimate(len(passes), total, total * bare_wall_s if bare_wall_s is not None else None, raw)
 
 

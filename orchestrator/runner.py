@@ -21,7 +21,7 @@ from orchestrator.model import Capture, Child, Outcome, Pass, PassRecord, Status
 from orchestrator.normalise import bare_run, normalise
 from orchestrator.outcome import judge
 from orchestrator.plan import Plan
-from orchestrator.plan_file import dump
+from orchestrator.planfile.plans import dump
 from orchestrator.preflight import Preflight, preflight
 from orchestrator.report import (
     Report,
@@ -372,10 +372,16 @@ def _context(state: State, planned: Pass, stdin: Stdin) -> Context:
         ok_exit_codes=frozenset(plan.target.ok_exit_codes),
         redact=redact.argv,
         outputs=request.outputs if first or request.show_all_output else None,
-        facts=state.facts,
+        facts={**state.facts, **_left_by_bare(state)},
         bare_wall_s=_bare_wall_s(state),
         pids=request.pids,
     )
+
+
+def _left_by_bare(state: State) -> dict[str, Any]:
+    """How many processes the bare runs left running; unknown before there was one."""
+    bare = [p.run for p in state.passes if p.role in ("warmup", "bare") and p.run]
+    return {"leftovers": sum(len(run.leftovers) for run in bare)} if bare else {}
 
 
 def _refusal(state: State, planned: Pass, spent_s: float) -> tuple[Status, str] | None:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import doctor, process, registry, seize
+from orchestrator import doctor, process, registry
 from orchestrator.doctor import Diagnosis
 from orchestrator.machine import Machine, Permission
+from orchestrator.standalone import seize
 
 
 @pytest.fixture(scope="module")

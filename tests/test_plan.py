@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator import plan_file, registry
+from orchestrator import registry
 from orchestrator.collectors.timing import Timing
 from orchestrator.env_steps.env import Env
 from orchestrator.errors import EXIT_USAGE, PlanError, UsageError
 from orchestrator.plan import Plan, Together
+from orchestrator.planfile import plans
 from orchestrator.units import Times
 
 SMALL = "version: 1\ncollectors: [{use: timing}]\n"
@@ -36,7 +37,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def problems_of(path: str, *sets: str) -> list[str]:
     with pytest.raises(PlanError) as raised:
-        plan_file.load(path, sets)
+        plans.load(path, sets)
     assert raised.value.exit_code == EXIT_USAGE
     return [problem.text() for problem in raised.value.problems]
 
@@ -45,7 +46,7 @@ def problems_of(path: str, *sets: str) -> list[str]:
 
 
 def test_a_full_plan_is_read_with_its_units(write: Any) -> None:
-    plan = plan_file.load(
+    plan = plans.load(
         write("""\
             version: 1
             name: mine
@@ -88,7 +89,7 @@ def test_a_full_plan_is_read_with_its_units(write: Any) -> None:
 
 
 def test_a_small_plan_gets_its_defaults_and_its_files_name(write: Any) -> None:
-    plan = plan_file.load(write(SMALL, "my first plan!.yaml"))
+    plan = plans.load(write(SMALL, "my first plan!.yaml"))
     assert plan.name == "my-first-plan"
     assert (plan.target.command, plan.target.timeout, plan.target.cwd, plan.target.retry) == (None, 1800.0, ".", False)
     assert (plan.window, plan.budget, plan.leftovers) == (None, None, "keep")
@@ -96,12 +97,12 @@ def test_a_small_plan_gets_its_defaults_and_its_files_name(write: Any) -> None:
 
 
 def test_no_time_limit_is_null(write: Any) -> None:
-    assert plan_file.load(write(SMALL + "target: {timeout: null}\n")).target.timeout is None
+    assert plans.load(write(SMALL + "target: {timeout: null}\n")).target.timeout is None
 
 
 def test_each_value_knows_where_it_was_written(write: Any) -> None:
     write(SMALL + "target:\n  timeout: 5m\n", "base.yaml")
-    plan = plan_file.load(write("extends: ./base.yaml\nleftovers: end\n"), ["target.cwd=/tmp"])
+    plan = plans.load(write("extends: ./base.yaml\nleftovers: end\n"), ["target.cwd=/tmp"])
     assert plan.source_map["leftovers"] == ("p.yaml", 2)
     assert plan.source_map["target.timeout"] == ("base.yaml", 4)
     assert plan.source_map["collectors[0].use"] == ("base.yaml", 2)
@@ -116,7 +117,7 @@ def test_half_a_character_is_refused() -> None:
 
 @pytest.mark.parametrize(("take", "value"), [("last", 2.0), ("mean", 3.0), ("median", 3.0), ("min", 2.0), ("max", 4.0)])
 def test_a_metric_takes_one_number_of_a_run(write: Any, take: str, value: float) -> None:
-    plan = plan_file.load(write(SMALL + f"metrics: {{m: {{pattern: '(.)', take: {take}}}}}\n"))
+    plan = plans.load(write(SMALL + f"metrics: {{m: {{pattern: '(.)', take: {take}}}}}\n"))
     assert plan.metrics["m"].value([4.0, 3.0, 3.0, 2.0]) == value
     assert plan.metrics["m"].value([]) is None
 
@@ -347,7 +348,7 @@ TOO_LONG = "a plan is shorter than 1 MB (is it the right file?)"
 def test_a_file_that_is_no_plan_gets_one_clear_message(write: Any, tmp_path: Path, make: Any, message: str) -> None:
     make(tmp_path / "p.yaml")
     with pytest.raises(PlanError) as raised:
-        plan_file.load("p.yaml")
+        plans.load("p.yaml")
     assert raised.value.exit_code == 2
     assert raised.value.text() == f"the plan has 1 problem:\n  p.yaml{message}"
 
@@ -367,7 +368,7 @@ def test_a_plan_from_a_pipe_is_read(write: Any, tmp_path: Path) -> None:
     read, out = os.pipe()
     os.write(out, SMALL.encode())
     os.close(out)
-    assert plan_file.load(f"/dev/fd/{read}").groups() == ((Timing(),),)
+    assert plans.load(f"/dev/fd/{read}").groups() == ((Timing(),),)
     os.close(read)
 
 
@@ -380,7 +381,7 @@ def test_maps_merge_and_lists_replace(write: Any) -> None:
         "lib/base.yaml",
     )
     write("extends: ./base.yaml\ntarget: {env: {B: c}}\n", "lib/middle.yaml")
-    plan = plan_file.load(write("extends: lib/middle.yaml\ncollectors: [{use: timing, repeats: 2}]\nbudget: 10x\n"))
+    plan = plans.load(write("extends: lib/middle.yaml\ncollectors: [{use: timing, repeats: 2}]\nbudget: 10x\n"))
     assert (plan.target.env, plan.target.timeout) == ({"A": "a", "B": "c"}, 300.0)
     assert plan.groups() == ((Timing(repeats=2),),)
     assert plan.budget == Times(10.0)
@@ -388,9 +389,9 @@ def test_maps_merge_and_lists_replace(write: Any) -> None:
 
 
 def test_a_template_can_be_extended(write: Any) -> None:
-    plan = plan_file.load(write("extends: cpu-quick\ncollectors: [{use: timing}]\n"))
+    plan = plans.load(write("extends: cpu-quick\ncollectors: [{use: timing}]\n"))
     assert plan.target.retry is True
-    assert plan.source_map["target.retry"][0] == str(plan_file.find("cpu-quick"))
+    assert plan.source_map["target.retry"][0] == str(plans.find("cpu-quick"))
 
 
 def test_problems_name_the_file_they_stand_in(write: Any) -> None:
@@ -431,7 +432,7 @@ def test_a_tower_of_plans_is_refused(write: Any) -> None:
     write(SMALL, "12.yaml")
     (told,) = problems_of("0.yaml")
     assert told.startswith("10.yaml:3:  extends: more than 10 plans stand on top of one another: 0.yaml > 1.yaml")
-    assert plan_file.load("2.yaml").name == "2"
+    assert plans.load("2.yaml").name == "2"
 
 
 # ---------------------------------------------------------------- --set
@@ -445,7 +446,7 @@ def test_set_reaches_every_place(write: Any) -> None:
           - {use: timing, repeats: 3}
           - together: [{use: py-spy}]
         """)
-    plan = plan_file.load(
+    plan = plans.load(
         path,
         [
             "target.env.LR=0.10",
@@ -519,7 +520,7 @@ def test_set_by_name_wants_one_item(write: Any) -> None:
 
 @pytest.fixture
 def three(write: Any) -> Plan:
-    return plan_file.load(write("version: 1\ncollectors: [{use: timing}, {together: [{use: py-spy}, {use: nsys}]}]\n"))
+    return plans.load(write("version: 1\ncollectors: [{use: timing}, {together: [{use: py-spy}, {use: nsys}]}]\n"))
 
 
 def _uses(plan: Plan) -> list[list[str]]:
@@ -539,12 +540,12 @@ def _uses(plan: Plan) -> list[list[str]]:
     ],
 )
 def test_only_and_skip_reach_inside_together(three: Plan, only: Any, skip: Any, left: list[list[str]]) -> None:
-    assert _uses(plan_file.select(three, only, skip)) == left
+    assert _uses(plans.select(three, only, skip)) == left
 
 
 def test_an_unknown_name_to_select_is_an_error(three: Plan) -> None:
     with pytest.raises(UsageError) as raised:
-        plan_file.select(three, ["nsyss"])
+        plans.select(three, ["nsyss"])
     assert raised.value.text() == (
         "--only nsyss: the plan has no such collector\n  next: did you mean nsys? known: nsys, py-spy, timing"
     )
@@ -552,17 +553,17 @@ def test_an_unknown_name_to_select_is_an_error(three: Plan) -> None:
 
 def test_nothing_left_is_an_error(three: Plan) -> None:
     with pytest.raises(UsageError, match="no collector is left to run"):
-        plan_file.select(three, ["timing"], ["timing"])
+        plans.select(three, ["timing"], ["timing"])
 
 
 # ---------------------------------------------------------------- find
 
 
 def test_a_plan_is_a_path_or_a_template(write: Any) -> None:
-    assert plan_file.find("./x") == Path("x")
-    assert plan_file.find("a/b") == Path("a/b")
-    assert plan_file.find("x.yml") == Path("x.yml")
-    assert plan_file.find("cpu-quick") == plan_file.profiles() / "cpu-quick.yaml"
+    assert plans.find("./x") == Path("x")
+    assert plans.find("a/b") == Path("a/b")
+    assert plans.find("x.yml") == Path("x.yml")
+    assert plans.find("cpu-quick") == plans.profiles() / "cpu-quick.yaml"
 
 
 @pytest.mark.parametrize(
@@ -578,7 +579,7 @@ def test_a_plan_is_a_path_or_a_template(write: Any) -> None:
 def test_an_unknown_template_is_a_usage_error(write: Any, name: str, also: Any, next_step: str) -> None:
     write("x", "here")
     with pytest.raises(UsageError) as raised:
-        plan_file.find(name, also)
+        plans.find(name, also)
     assert raised.value.exit_code == 2
     assert raised.value.what == f"there is no template {name!r}"
     assert raised.value.next_step.startswith(next_step)
@@ -643,11 +644,11 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_collectors_and_steps_of_another_package_work(write: Any, acme: Any) -> None:
-    plan = plan_file.load(
+    plan = plans.load(
         write("version: 1\nenvironment: [{use: acme-quiet, level: 2}]\ncollectors: [{use: acme-one, depth: 5}]\n")
     )
     assert [type(collector).__name__ for collector in plan.each_collector()] == ["One"]
-    assert plan_file.load(write(plan_file.dump(plan), "again.yaml")).model_dump() == {**plan.model_dump(), "name": "p"}
+    assert plans.load(write(plans.dump(plan), "again.yaml")).model_dump() == {**plan.model_dump(), "name": "p"}
 
 
 def test_broken_plugins_hide_nothing(write: Any, acme: Any) -> None:
@@ -682,20 +683,18 @@ def test_two_that_claim_the_same_cannot_share_a_pass(write: Any, acme: Any) -> N
 
 
 def test_the_schema_holds_plugins_and_leaves_broken_ones_out(acme: Any) -> None:
-    definitions = plan_file.json_schema()["$defs"]
+    definitions = plans.json_schema()["$defs"]
     assert {"One", "Two", "Quiet", "Timing"} <= set(definitions)
     assert "Stranger" not in definitions
-    assert "One" not in plan_file.json_schema(plugins=False)["$defs"]
+    assert "One" not in plans.json_schema(plugins=False)["$defs"]
 
 
 # ---------------------------------------------------------------- dump and schema
 
 
 def test_a_dumped_plan_spells_everything_out(write: Any) -> None:
-    plan = plan_file.load(
-        write(SMALL + "target: {command: [a, 'off', '1e5', 0.10]}\nbudget: 10x\nmetrics: {m: '(x)'}\n")
-    )
-    text = plan_file.dump(plan)
+    plan = plans.load(write(SMALL + "target: {command: [a, 'off', '1e5', 0.10]}\nbudget: 10x\nmetrics: {m: '(x)'}\n"))
+    text = plans.dump(plan)
     data = yaml.safe_load(text)
     assert data["target"] == {
         "command": ["a", "off", "1e5", "0.10"],
@@ -725,8 +724,8 @@ def test_a_dumped_plan_reads_back_as_the_same(write: Any) -> None:
           - {use: timing, flush: 0.25s}
           - together: [{use: py-spy, rate: 50Hz}, {use: nsys}]
         """)
-    plan = plan_file.load(path)
-    again = plan_file.load(write(plan_file.dump(plan), "again.yaml"))
+    plan = plans.load(path)
+    again = plans.load(write(plans.dump(plan), "again.yaml"))
     assert again.model_dump() == plan.model_dump()
     assert again.groups() == plan.groups()
     assert isinstance(again.collectors[1], Together)
@@ -735,7 +734,7 @@ def test_a_dumped_plan_reads_back_as_the_same(write: Any) -> None:
 def test_the_schema_agrees_with_the_reader(write: Any) -> None:
     import jsonschema
 
-    schema = plan_file.json_schema()
+    schema = plans.json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
     good = [SMALL, "extends: cpu-quick\n", SMALL + "budget: 10x\n", SMALL + "target: {env: {A: 8}, timeout: 1h30m}\n"]
@@ -749,7 +748,7 @@ def test_the_schema_agrees_with_the_reader(write: Any) -> None:
 
 
 def test_every_key_of_the_schema_is_described() -> None:
-    schema = plan_file.json_schema(plugins=False)
+    schema = plans.json_schema(plugins=False)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     bare = [
         f"{name}.{key}"

@@ -119,12 +119,10 @@ def test_a_target_that_can_not_be_executed(tmp_path: Path) -> None:
 
 
 def test_resources_of_the_target() -> None:
-    started = finished(process.start(spec(sys.executable, "-c", "x=bytearray(400<<20)\nfor _ in range(3000000): pass")))
+    started = finished(process.start(spec(sys.executable, "-c", "for _ in range(3000000): pass")))
     assert started.usage is not None
     assert started.usage.ru_utime > 0.02
-    assert (started.max_rss_bytes() or 0) > 400 << 20
-    small = finished(process.start(spec("true")))
-    assert small.max_rss_bytes() is None  # the kernel's figure is ours, inherited through fork
+    assert started.max_rss_bytes() is None  # the kernel's figure is this process's own, inherited through fork
 
 
 # ---------------------------------------------------------------- the tree

@@ -25,7 +25,11 @@ def plan(tmp_path: Path) -> Path:
 def stand_in(folder: Path, name: str, body: str) -> Path:
     """A tool that answers questions about itself as the real one does and then does what the test wants."""
     version = {"py-spy": "py-spy 0.4.3", "nsys": "NVIDIA Nsight Systems version 2022.4.2", "ncu": "Version 2022.3.0"}
-    text = f'#!/bin/sh\ncase " $* " in *" --version "*) echo "{version[name]}"; exit 0;; *" --help "*) exit 0;; esac\n'
+    help_text = "--format chrometrace --idle --threads --nonblocking --gil --subprocesses --duration"
+    text = (
+        f'#!/bin/sh\ncase " $* " in *" --version "*) echo "{version[name]}"; exit 0;;'
+        f' *" --help "*) echo "{help_text}"; exit 0;; esac\n'
+    )
     return script(folder / name, text + body)
 
 
@@ -88,6 +92,14 @@ def test_json_keeps_stdout_for_the_summary(plan: Path, tmp_path: Path) -> None:
     assert "noise" in result.stderr
 
 
+def test_the_largest_memory_is_the_targets_own_or_unknown(plan: Path, tmp_path: Path) -> None:
+    large = profrun(plan, "--", sys.executable, "-c", "x = bytearray(400 << 20)", cwd=tmp_path)
+    assert large.summary["passes"][0]["run"]["max_rss_bytes"] > 400 << 20
+    small = profrun(plan, "--", "true", cwd=tmp_path)
+    assert small.summary["passes"][0]["run"]["max_rss_bytes"] is None
+    assert "max_rss_bytes" not in small.summary["metrics"]
+
+
 def test_scratch_and_pass_are_filled_in(tmp_path: Path) -> None:
     plan = write_plan(
         tmp_path,
@@ -125,9 +137,7 @@ def test_metrics_are_read_from_the_output(tmp_path: Path) -> None:
         metrics="{loss: 'loss=([0-9.]+)', speed: {pattern: '([0-9]+) t/s', take: mean, unit: t/s}, none: 'x=([0-9])'}",
         **FAST,
     )
-    result = profrun(
-        plan, "--", "sh", "-c", "echo loss=2.5; echo loss=1.5; echo 10 t/s >&2; echo 30 t/s", cwd=tmp_path
-    )
+    result = profrun(plan, "--", "sh", "-c", "echo loss=2.5; echo loss=1.5; echo 10 t/s >&2; echo 30 t/s", cwd=tmp_path)
     metrics = result.summary["metrics"]
     assert (metrics["loss"]["value"], metrics["loss"]["n"]) == (1.5, 3)
     assert (metrics["speed"]["value"], metrics["speed"]["unit"]) == (20.0, "t/s")
@@ -232,6 +242,7 @@ def nsys_plan(tmp_path: Path, body: str, **more: str) -> Path:
 
 
 RUN_TARGET = """
+[ "$1" = profile ] || exit 1
 out=; while [ $# -gt 0 ]; do case "$1" in
   --output=*) out=${1#--output=};; --output|-o) out=$2; shift;;
   profile|export|--*) ;;
@@ -418,7 +429,7 @@ def test_check_runs_nothing_and_prints_every_command(tmp_path: Path) -> None:
 def test_completion_knows_the_verbs(tmp_path: Path, shell: str) -> None:
     result = profrun("completion", shell, cwd=tmp_path)
     assert result.code == 0
-    assert all(verb in result.stdout for verb in ("check", "doctor", "templates", "--keep-going"))
+    assert all(verb in result.stdout for verb in ("check", "doctor", "templates", "keep-going"))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 import yaml
 
-from orchestrator import plan_file
 from orchestrator.plan import Plan
+from orchestrator.planfile import plans
 from orchestrator.units import Times
 
 NAMES = ("attach", "auto", "cpu-deep", "cpu-quick", "gpu-deep", "gpu-quick", "io", "night")
@@ -22,11 +22,11 @@ VERBS = (
 
 
 def load(name: str) -> Plan:
-    return plan_file.load(plan_file.find(name))
+    return plans.load(plans.find(name))
 
 
 def test_these_templates_come_with_profrun() -> None:
-    assert [template.name for template in plan_file.templates()] == list(NAMES)
+    assert [template.name for template in plans.templates()] == list(NAMES)
 
 
 def test_no_template_bears_the_name_of_a_command() -> None:
@@ -37,14 +37,14 @@ def test_no_template_bears_the_name_of_a_command() -> None:
 def test_each_template_loads_and_reads_back_as_the_same(name: str, tmp_path: Path) -> None:
     plan = load(name)
     again = tmp_path / "again.yaml"
-    again.write_text(plan_file.dump(plan))
-    assert plan_file.load(again).model_dump() == plan.model_dump()
+    again.write_text(plans.dump(plan))
+    assert plans.load(again).model_dump() == plan.model_dump()
     assert plan.name == name
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_template_fits_the_schema_and_points_editors_at_it(name: str) -> None:
-    path = plan_file.find(name)
+    path = plans.find(name)
     first, second, *_ = path.read_text().splitlines()
     assert first == "# yaml-language-server: $schema=schema.json"
     assert second == "#"
@@ -54,18 +54,18 @@ def test_each_template_fits_the_schema_and_points_editors_at_it(name: str) -> No
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_template_explains_itself(name: str) -> None:
-    lines = plan_file.find(name).read_text().splitlines()
+    lines = plans.find(name).read_text().splitlines()
     comments = [line for line in lines if "#" in line]
     assert len(comments) >= 5
-    about = next(template for template in plan_file.templates() if template.name == name).description
+    about = next(template for template in plans.templates() if template.name == name).description
     assert 20 < len(about) < 100
     assert max(map(len, lines)) <= 120
 
 
 def test_the_schema_in_the_repository_is_fresh() -> None:
     """When this fails: scripts/profrun schema > profiles/schema.json"""
-    kept = json.loads((plan_file.profiles() / "schema.json").read_text())
-    assert _outline(kept) == _outline(plan_file.json_schema(plugins=False))
+    kept = json.loads((plans.profiles() / "schema.json").read_text())
+    assert _outline(kept) == _outline(plans.json_schema(plugins=False))
 
 
 def _outline(schema: dict[str, Any]) -> dict[str, Any]:
@@ -86,13 +86,13 @@ def _choices(about: Any) -> set[str]:
 
 
 def test_a_copied_template_points_at_the_schema_by_its_full_path(tmp_path: Path) -> None:
-    text = plan_file.template_text(plan_file.find("cpu-quick"))
+    text = plans.template_text(plans.find("cpu-quick"))
     first = text.splitlines()[0]
     assert first.startswith("# yaml-language-server: $schema=/")
     assert Path(first.partition("$schema=")[2]).is_file()
     copy = tmp_path / "mine.yaml"
     copy.write_text(text)
-    assert plan_file.load(copy).model_dump(exclude={"name"}) == load("cpu-quick").model_dump(exclude={"name"})
+    assert plans.load(copy).model_dump(exclude={"name"}) == load("cpu-quick").model_dump(exclude={"name"})
 
 
 def _uses(name: str) -> list[str]:

@@ -62,6 +62,10 @@ class Collector(BaseModel):
         """The name of its folders and captures; a class may tell its modes apart."""
         return self.use
 
+    def expected_bytes(self) -> int:
+        """Raw data to expect of one pass at most; a class may ask its options."""
+        return self.raw_bytes
+
     def tool(self, machine: Machine) -> Tool:
         """The tool as found on this machine."""
         if self.probe is None:

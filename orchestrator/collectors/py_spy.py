@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from orchestrator import lives
 from orchestrator.collectors.base import Collector, Parsed
 from orchestrator.errors import ParseError
 from orchestrator.formats import pyspy
 from orchestrator.formats.stacks import Row, functions_table, stacks_table
 from orchestrator.model import Beside, Capture, Check, Expect, Job, Launch, Sign, Status, ToolProbe, When
+from orchestrator.standalone import lives
 from orchestrator.units import Duration, Frequency, frequency, show_duration
 
 if TYPE_CHECKING:

@@ -163,8 +163,7 @@ class Strace(Collector):
 
     def _beside(self, argv: tuple[str, ...], job: Job) -> Beside:
         when: When = "window" if job.window else "start" if job.pids else "gate"
-        pids = ",".join(map(str, job.pids)) or "{pids}"
-        beside = Beside((*argv, "-p", pids), when, ready="tracer", grace_s=self.flush)
+        beside = Beside((*argv, "-p", "{pids}"), when, ready="tracer", grace_s=self.flush)
         if self.mode == "summary":
             return beside
         return replace(beside, size_cap_bytes=self.size_cap, size_path=self._file(), time_cap_s=self.time_cap)
@@ -182,6 +181,9 @@ class Strace(Collector):
             return ("-ttt", "-T", "-yy", "-s", str(self.strings))
         wall = ("-w",) if self.time == "wall" else ()
         return ("-c", *wall, *(("-U", _COLUMNS) if "columns" in job.tool.features else ()))
+
+    def expected_bytes(self) -> int:
+        return self.size_cap or self.raw_bytes if self.mode == "trace" else self.raw_bytes
 
     def _file(self) -> str:
         return "summary.txt" if self.mode == "summary" else "trace.log"

@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from orchestrator.command import Environment, Variable
 from orchestrator.env_steps.base import Step
 from orchestrator.model import Child
+from orchestrator.planfile.fields import Environment, Variable
 
 
 class Env(Step):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from orchestrator.command import Command
 from orchestrator.env_steps.base import Step
 from orchestrator.model import Change, Check, Run
+from orchestrator.planfile.fields import Command
 from orchestrator.units import Duration
 
 if TYPE_CHECKING:

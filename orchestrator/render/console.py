@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from orchestrator import redact
 from orchestrator.model import HARMLESS, Capture, Check, Pass, PassRecord
 from orchestrator.units import show_bytes, show_duration
 
@@ -141,8 +142,8 @@ class Console:
 
 
 def one_line(argv: Sequence[str], width: int = 60) -> str:
-    """A command line as one short line."""
-    text = " ".join(shlex.join(argv).split())
+    """A command line as one short line, without its secrets."""
+    text = " ".join(shlex.join(redact.argv(argv)).split())
     return text if len(text) <= width else text[: width - 3] + "..."
 
 

@@ -108,7 +108,7 @@ def test_system_time_is_what_strace_gives_without_w() -> None:
 def test_a_running_process_is_attached_to_with_all_its_children() -> None:
     launch = strace().launch(job(pids=(11, 12), facts=NOTHING_LEFT))
     beside = only(launch)
-    assert beside.when == "start" and beside.argv[-2:] == ("-p", "11,12") and launch.notes == ()
+    assert beside.when == "start" and beside.argv[-2:] == ("-p", "{pids}") and launch.notes == ()
     assert f"trace={ALL}" in beside.argv, "it will call no execve"
 
 

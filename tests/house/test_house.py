@@ -22,15 +22,15 @@ FLOORS = (
     "commands",
     "dryrun",
     "runner doctor",
-    "collect environment normalise outcome plan_file preflight resolve",
-    "live plan_errors plan_schema",
+    "collect environment normalise outcome planfile.plans preflight resolve",
+    "live planfile.messages planfile.schema",
     "diagnose plan",
     "registry",
     "collectors.* diagnose.* env_steps.* render.*",
     "collectors.base env_steps.base report",
     "machine",
-    "command folder formats.* lives process redact seize signals stdio yaml_source",
-    "stats tables tree units",
+    "folder formats.* planfile.fields planfile.source process redact signals standalone.* stdio",
+    "planfile planfile.tree stats tables units",
     "model",
     "errors",
 )
@@ -39,7 +39,7 @@ FLOORS = (
 SHARED_ROOMS = ("formats", "render")
 """Rooms whose files may import one another; those of all other rooms may not."""
 
-STAND_ALONE = ("lives", "seize")
+STAND_ALONE = ("standalone.lives", "standalone.seize")
 """Files that are run on their own, by any Python: nothing but the standard library."""
 
 STARTS_PROCESSES = {"process"}

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator import lives
 from orchestrator.collectors.base import Parsed
 from orchestrator.collectors.py_spy import PySpy
 from orchestrator.formats import pyspy
 from orchestrator.machine import Machine
 from orchestrator.model import Artifact, Capture, Exit, Job, Launch, Target, TargetRun, Window
+from orchestrator.standalone import lives
 
 pytestmark = pytest.mark.tool("py-spy")
 

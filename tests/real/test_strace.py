@@ -18,7 +18,7 @@ from orchestrator.collectors.strace import Strace
 from orchestrator.formats.strace import read_summary, read_trace
 from orchestrator.formats.syscalls import syscall_class
 from orchestrator.machine import Machine
-from orchestrator.model import Job, Sign, Target
+from orchestrator.model import Beside, Job, Sign, Target
 
 pytestmark = pytest.mark.tool("strace")
 
@@ -51,9 +51,13 @@ def attached(folder: Path, pids: Sequence[int], **options: Any) -> tuple[subproc
     collector = strace(**options)
     launch = collector.launch(job(folder, collector, pids=tuple(pids)))
     (beside,) = launch.beside
-    tracer = subprocess.Popen(beside.argv, stderr=(folder / "stderr.log").open("wb"))
+    tracer = subprocess.Popen(filled(beside, *pids), stderr=(folder / "stderr.log").open("wb"))
     wait_for(lambda: tracer.poll() is not None or all(tracer_of(pid) == tracer.pid for pid in pids))
     return tracer, folder / launch.artifacts[0].glob
+
+
+def filled(beside: Beside, *pids: int) -> list[str]:
+    return [word.replace("{pids}", ",".join(map(str, pids))) for word in beside.argv]
 
 
 def tracer_of(pid: int) -> int:
@@ -247,7 +251,7 @@ def attached_again(folder: Path, pid: int) -> tuple[int, Path]:
     (beside,) = collector.launch(job(folder, collector, pids=(pid,))).beside
     with (folder / "stderr.log").open("wb") as stderr:
         return subprocess.run(
-            beside.argv, stderr=stderr, check=False, timeout=WAIT_S
+            filled(beside, pid), stderr=stderr, check=False, timeout=WAIT_S
         ).returncode, folder / "summary.txt"
 
 
@@ -272,7 +276,9 @@ def test_another_users_process_is_refused_in_one_sentence(tmp_path: Path) -> Non
     with subprocess.Popen(["sleep", "20"]) as target:
         (beside,) = collector.launch(job(tmp_path, collector, pids=(target.pid,))).beside
         with (tmp_path / "stderr.log").open("wb") as stderr:
-            done = subprocess.run(beside.argv, stderr=stderr, check=False, user=65534, group=65534, timeout=WAIT_S)
+            done = subprocess.run(
+                filled(beside, target.pid), stderr=stderr, check=False, user=65534, group=65534, timeout=WAIT_S
+            )
         assert done.returncode == 1 and target.poll() is None
         target.kill()
     assert sign_of(tmp_path).status == "blocked"

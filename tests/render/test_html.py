@@ -243,7 +243,7 @@ def test_files_are_named_with_what_they_hold(page: Page) -> None:
     assert (
         page.text.count("contains environment") == 5
     )  # in the capture's line, at both its files, in the list of files
-    assert "cut off at its size limit" in page.text
+    assert "cut off at its limit" in page.text
 
 
 def test_settings_that_were_not_put_back_stand_out(page: Page) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from orchestrator.errors import Problem
-from orchestrator.tree import LIMIT_DEPTH, Node, Path, Place, Scalar, path_text
+from orchestrator.planfile.tree import LIMIT_DEPTH, Node, Path, Place, Scalar, path_text
 from orchestrator.units import digits
 
 LIMIT_NODES = 10_000

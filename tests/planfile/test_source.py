@@ -9,28 +9,28 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator import yaml_source
 from orchestrator.errors import Problem
-from orchestrator.tree import Node, Place, places, plain
+from orchestrator.planfile import source
+from orchestrator.planfile.tree import Node, Place, places, plain
 
 
 @pytest.fixture(params=["libyaml", "python"], autouse=True)
 def loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both parsers that PyYAML may come with."""
     if request.param == "python":
-        monkeypatch.setattr(yaml_source, "_LOADER", yaml.BaseLoader)
+        monkeypatch.setattr(source, "_LOADER", yaml.BaseLoader)
     return str(request.param)
 
 
 def value_of(text: str) -> Any:
-    node, problems = yaml_source.read(text, "p")
+    node, problems = source.read(text, "p")
     assert problems == []
     assert node is not None
     return plain(node)
 
 
 def problem_of(text: str | bytes) -> Problem:
-    _, problems = yaml_source.read(text, "p")
+    _, problems = source.read(text, "p")
     assert len(problems) == 1, problems
     return problems[0]
 
@@ -107,7 +107,7 @@ def test_a_plain_scalar_is_never_read_otherwise_than_by_pyyaml(text: str) -> Non
     """PyYAML reads YAML 1.1: where it sees a value that is not text, we see the same value or refuse."""
     try:
         theirs = yaml.safe_load(text)
-        ours = yaml_source.scalar(text)
+        ours = source.scalar(text)
     except (yaml.YAMLError, ValueError):
         return
     if not isinstance(theirs, (str, dict, list)):
@@ -116,7 +116,7 @@ def test_a_plain_scalar_is_never_read_otherwise_than_by_pyyaml(text: str) -> Non
 
 def test_all_problems_are_told_at_once() -> None:
     text = "a: yes\nb: {c: 1_0, c: 2}\nd: !!python/name:os.system x\n<<: {a: 1}\n? [1]\n: 2\n"
-    _, problems = yaml_source.read(text, "p")
+    _, problems = source.read(text, "p")
     assert [(p.line, p.path, p.message) for p in problems] == [
         (1, "a", "yes is text to some and a truth value to others"),
         (2, "b.c", "1_0 is not read as the same number, or not as a number, by everyone"),
@@ -191,7 +191,7 @@ def test_deep_nesting_is_refused_at_once(text: str) -> None:
 
 
 def test_each_value_knows_its_line() -> None:
-    node, _ = yaml_source.read("a: 1\nlist:\n  - use: x\n    rate: 2\n  - [1,\n     2]\n", "p")
+    node, _ = source.read("a: 1\nlist:\n  - use: x\n    rate: 2\n  - [1,\n     2]\n", "p")
     assert node is not None
     assert {path: place.line for path, place in places(node)} == {
         (): 1, ("a",): 1, ("list",): 2, ("list", 0): 3, ("list", 0, "use"): 3, ("list", 0, "rate"): 4,
@@ -212,7 +212,7 @@ _VALUES = st.recursive(
 @settings(deadline=None, max_examples=50)
 @given(_VALUES)
 def test_what_is_written_reads_back_as_the_same(value: Any) -> None:
-    node, problems = yaml_source.read(yaml_source.dump(value), "p")
+    node, problems = source.read(source.dump(value), "p")
     assert problems == []
     assert node is not None
     assert plain(node) == value
@@ -222,9 +222,9 @@ def test_what_is_written_reads_back_as_the_same(value: Any) -> None:
 @settings(deadline=None, max_examples=50)
 @given(st.binary(max_size=60))
 def test_no_bytes_make_it_raise(data: bytes) -> None:
-    node, problems = yaml_source.read(data, "p")
+    node, problems = source.read(data, "p")
     assert node is not None or problems
 
 
 def test_an_empty_text_is_null() -> None:
-    assert yaml_source.read("# nothing but a comment\n", "p") == (Node(None, Place("p", None)), [])
+    assert source.read("# nothing but a comment\n", "p") == (Node(None, Place("p", None)), [])

@@ -12,11 +12,22 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from orchestrator import yaml_source
 from orchestrator.collectors.base import Collector
 from orchestrator.errors import PlanError, Problem, UsageError
 from orchestrator.plan import Plan, Together, closest, suggestion
-from orchestrator.tree import Node, Place, assign, concrete, merge, parse_path, path_text, places, plain, relocated
+from orchestrator.planfile import source
+from orchestrator.planfile.tree import (
+    Node,
+    Place,
+    assign,
+    concrete,
+    merge,
+    parse_path,
+    path_text,
+    places,
+    plain,
+    relocated,
+)
 
 LIMIT_BYTES = 1_000_000
 LIMIT_BASES = 10
@@ -40,7 +51,7 @@ class Template:
 
 def profiles() -> Path:
     """The folder of the templates: in the installed package, or beside it in a checkout."""
-    package = Path(__file__).parent
+    package = Path(__file__).parent.parent
     installed = package / "profiles"
     return installed if installed.is_dir() else package.parent / "profiles"
 
@@ -55,7 +66,7 @@ def templates() -> list[Template]:
 
 
 def _description(path: Path) -> str:
-    tree, _ = yaml_source.read(path.read_bytes(), str(path))
+    tree, _ = source.read(path.read_bytes(), str(path))
     keys = tree.value if tree and isinstance(tree.value, dict) else {}
     return str(keys["description"].value) if "description" in keys else ""
 
@@ -108,7 +119,7 @@ def load(path: Path | str, sets: Sequence[str] = ()) -> Plan:
 
 def _with_bases(path: Path, problems: list[Problem], above: tuple[Path, ...]) -> Node:
     """The mapping in that file on top of what it extends. Raises PlanError where a file can't be read at all."""
-    tree, found = yaml_source.read(_bytes(path), str(path))
+    tree, found = source.read(_bytes(path), str(path))
     problems += found
     if tree is None or not isinstance(tree.value, dict):
         raise PlanError(_in_order(problems if tree is None else [*problems, _no_mapping(tree)]))
@@ -196,12 +207,12 @@ def _checked(tree: Node, problems: list[Problem]) -> Plan | None:
     try:
         return Plan.model_validate(plain(tree))
     except ValidationError as error:
-        from orchestrator import plan_errors
+        from orchestrator.planfile import messages
 
         known = {problem.path for problem in problems if problem.path}
-        told = plan_errors.problems(error, Plan, tree)
+        told = messages.problems(error, Plan, tree)
         if "extends" in known:  # what seems to be missing may well stand there
-            told = (problem for problem in told if problem.message != plan_errors.MISSING)
+            told = (problem for problem in told if problem.message != messages.MISSING)
         problems += (problem for problem in told if problem.path not in known)
         return None
 
@@ -237,7 +248,7 @@ def _with_set(tree: Node, text: str, problems: list[Problem]) -> Node:
         path = concrete(tree, parse_path(name.strip()))
         if path[0] == "extends":
             raise ValueError("can't be set, as the plan is read by then: name the plan to start from instead")
-        value, found = yaml_source.read(written, "--set")
+        value, found = source.read(written, "--set")
         problems += (replace(p, line=None, path=_joined(path_text(path), p.path)) for p in found)
         if value is None:
             return tree
@@ -288,11 +299,11 @@ def _listed(plan: Plan) -> str:
 
 def dump(plan: Plan) -> str:
     """The plan as YAML with every default spelled out, valid to load again. What it extended is in it already."""
-    return yaml_source.dump(plan.model_dump(mode="json", by_alias=True, exclude={"extends"}))
+    return source.dump(plan.model_dump(mode="json", by_alias=True, exclude={"extends"}))
 
 
 def json_schema(plugins: bool = True) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a plan; `plugins`: with what other installed packages offer."""
-    from orchestrator import plan_schema
+    from orchestrator.planfile import schema
 
-    return plan_schema.build(Plan, plugins)
+    return schema.build(Plan, plugins)

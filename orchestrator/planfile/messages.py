@@ -14,7 +14,7 @@ from orchestrator.collectors.base import Collector
 from orchestrator.env_steps.base import Step
 from orchestrator.errors import Problem
 from orchestrator.plan import Together, closest, suggestion
-from orchestrator.tree import Node, Path, Place, child, path_text, plain
+from orchestrator.planfile.tree import Node, Path, Place, child, path_text, plain
 
 MISSING = "is missing"
 _NEEDS = {
