@@ -111,7 +111,9 @@ def test_children_are_seen(tmp_path: Path) -> None:
     result = profrun(one(tmp_path, "py-spy"), "--", sys.executable, target, cwd=tmp_path)
     assert result.statuses() == {"py-spy": "ok"}
     assert functions(result)["childwork"] > 100
-    assert any(re.fullmatch(r"Python processes: (\d) seen, \1 profiled", note) for note in result.captures()["py-spy"]["notes"])
+    assert any(
+        re.fullmatch(r"Python processes: (\d) seen, \1 profiled", note) for note in result.captures()["py-spy"]["notes"]
+    )
 
 
 def functions(result: Result) -> dict[str, int]:
@@ -332,7 +334,9 @@ def test_a_report_is_rebuilt_from_raw_alone(tmp_path: Path) -> None:
 
 @pytest.mark.tool("py-spy", "strace")
 def test_a_running_process_is_looked_at_and_left_alone(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, python(tmp_path, "while True: spin(0.01); open(__file__).close()")]) as running:
+    with subprocess.Popen(
+        [sys.executable, python(tmp_path, "while True: spin(0.01); open(__file__).close()")]
+    ) as running:
         time.sleep(0.5)
         words = ["attach", "--pid", str(running.pid), "--duration", "2s"]
         result = profrun(*words, cwd=tmp_path)
