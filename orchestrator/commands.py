@@ -273,11 +273,18 @@ def _doctor_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def schema(options: argparse.Namespace) -> int:
-    """Print the JSON Schema of the plan, from which editors complete."""
-    from orchestrator.planfile import plans
-
-    print(json.dumps(plans.json_schema(), indent=2))
+    """Print the JSON Schema of the plan, from which editors complete, or of summary.json."""
+    if options.of == "summary":
+        from orchestrator.report import json_schema
+    else:
+        from orchestrator.planfile.plans import json_schema
+    print(json.dumps(json_schema(), indent=2))
     return 0
+
+
+def _schema_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser.add_argument("of", nargs="?", choices=["plan", "summary"], default="plan", help="default: plan")
+    return parser
 
 
 def completion(options: argparse.Namespace) -> int:
@@ -302,10 +309,6 @@ def _everything() -> argparse.ArgumentParser:
     return parser
 
 
-def _nothing(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    return parser
-
-
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": run_plan,
     "check": check,
@@ -323,7 +326,7 @@ PARSERS: dict[str, Callable[[argparse.ArgumentParser], argparse.ArgumentParser]]
     "init": _init_options,
     "doctor": _doctor_options,
     "report": _rebuild_options,
-    "schema": _nothing,
+    "schema": _schema_options,
     "completion": _completion_options,
 }
 TAKE_COMMAND = ("run", "check")

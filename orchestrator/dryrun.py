@@ -13,7 +13,6 @@ from orchestrator.errors import PreflightError
 from orchestrator.model import Check, Job, Launch, Pass, Target, Wrap
 from orchestrator.preflight import Preflight, preflight
 from orchestrator.render.console import check_words, cost
-from orchestrator.runner import budget_s, known_bare_wall_s
 
 if TYPE_CHECKING:
     from orchestrator.machine import Machine
@@ -71,12 +70,12 @@ def dry_run(plan: Plan, command: Sequence[str], machine: Machine, output: Path |
     """Resolves the plan and composes every command. Raises what a run would raise before its first start."""
     run = resolve.resolve(plan, command)
     parent = output or Path(plan.report.directory)
-    known_s = known_bare_wall_s(parent, redact.argv(run.target.argv)) if parent.is_dir() else None
+    known_s = resolve.known_bare_wall_s(parent, redact.argv(run.target.argv)) if parent.is_dir() else None
     checks, found = _checks(run, machine)
     facts = {"gpus": machine.gpus, **({"leftovers": 0} if run.passes[0].role != "profiled" else {})}
     passes = tuple((planned, _commands(planned, run.target, machine, facts)) for planned in run.passes)
     estimate = resolve.estimate(run.passes, known_s)
-    return DryRun(run, checks, passes, estimate, budget_s(plan.budget, known_s), found is None)
+    return DryRun(run, checks, passes, estimate, resolve.budget_s(plan.budget, known_s), found is None)
 
 
 def _checks(run: resolve.Run, machine: Machine) -> tuple[tuple[Check, ...], Preflight | None]:

@@ -406,6 +406,16 @@ class Metric:
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """A value that a finding rests on: where it stands, by the name of its table and the key of its row."""
+
+    table: str
+    row: str
+    value: float | str | None
+    unit: str | None = None
+
+
+@dataclass(frozen=True)
 class Finding:
     """One thing worth telling, with its cost, its evidence and what to do."""
 
@@ -419,8 +429,7 @@ class Finding:
     cost_s: float | None = None
     cost_pct: float | None = None
     of: str | None = None
-    evidence: tuple[tuple[str, str, float | str | None, str | None], ...] = ()
-    """(table, row key, value, unit)"""
+    evidence: tuple[Evidence, ...] = ()
     sources: tuple[str, ...] = ()
 
 

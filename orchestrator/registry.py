@@ -9,12 +9,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import UsageError
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from orchestrator.collectors.base import Collector
     from orchestrator.env_steps.base import Step
 
@@ -64,6 +65,8 @@ def rules() -> list[Callable[..., Any]]:
 
 @cache
 def _plugins(group: str) -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points
+
     return {point.name: point for point in entry_points(group=group)}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator import tables
 from orchestrator.errors import ReportError
@@ -15,6 +15,7 @@ from orchestrator.model import (
     Artifact,
     Capture,
     Clock,
+    Evidence,
     Exit,
     Finding,
     Metric,
@@ -91,7 +92,35 @@ def summary(report: Report) -> dict[str, Any]:
         "captures": [capture_record(capture) for capture in report.captures],
         "tables": {name: asdict(info) for name, info in sorted(report.tables.items())},
         "metrics": {name: asdict(metric) for name, metric in sorted(report.metrics.items())},
-        "findings": [_finding(finding) for finding in report.findings],
+        "findings": [asdict(finding) for finding in report.findings],
+    }
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of summary.json, made from the words that it is written from."""
+    from pydantic import TypeAdapter
+
+    parts: dict[str, Any] = {
+        "run": RunInfo,
+        "outcome": Outcome,
+        "environment": list[StepRecord],
+        "passes": list[PassRecord],
+        "captures": list[Capture],
+        "tables": dict[str, TableInfo],
+        "metrics": dict[str, Metric],
+        "findings": list[Finding],
+    }
+    mode: Literal["serialization"] = "serialization"
+    adapters = [(name, mode, TypeAdapter(part)) for name, part in parts.items()]
+    schemas, shared = TypeAdapter.json_schemas(adapters)
+    properties = {name: schemas[name, mode] for name in parts}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": SCHEMA,
+        "type": "object",
+        "properties": {"schema": {"const": SCHEMA}, "machine": {"type": "object"}, **properties},
+        "required": ["schema", "machine", *parts],
+        **shared,
     }
 
 
@@ -108,11 +137,6 @@ def capture_record(capture: Capture) -> dict[str, Any]:
     if capture.tool:
         record["tool"]["features"] = sorted(capture.tool.features)
     return {**record, "command": list(capture.commands[0]) if capture.commands else None}
-
-
-def _finding(finding: Finding) -> dict[str, Any]:
-    keys = ("table", "row", "value", "unit")
-    return {**asdict(finding), "evidence": [dict(zip(keys, item, strict=True)) for item in finding.evidence]}
 
 
 def load(folder: Path) -> Report:
@@ -200,5 +224,5 @@ def _metric(data: Mapping[str, Any]) -> Metric:
 
 
 def _finding_from(data: Mapping[str, Any]) -> Finding:
-    evidence = tuple((e["table"], e["row"], e["value"], e["unit"]) for e in data["evidence"])
+    evidence = tuple(Evidence(**item) for item in data["evidence"])
     return Finding(**{**data, "evidence": evidence, "sources": tuple(data["sources"])})

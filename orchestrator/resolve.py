@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from orchestrator import process
 from orchestrator.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, StartError, UsageError
 from orchestrator.model import Pass, Target, Window
+from orchestrator.units import Times
 
 if TYPE_CHECKING:
     from orchestrator.collectors.base import Collector
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 _MANAGERS = (("pyenv exec", "pyenv"), ("asdf exec", "asdf"), ("rbenv exec", "rbenv"))
 """What a version manager's shim script says, and the command that knows the real file (`pyenv which python`)."""
 _SHIM_BYTES = 4096
+LEAST_BUDGET_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -209,3 +212,25 @@ def slowdown(planned: Pass) -> float:
     for member in planned.members:
         factor *= member.slowdown
     return factor
+
+
+def budget_s(budget: float | Times | None, bare_wall_s: float | None) -> float | None:
+    """The budget in seconds; None when there is none, or it is a multiple of a bare run that is not known.
+
+    A multiple is never taken as less than a minute: the tools' own starts would eat it up."""
+    if isinstance(budget, Times):
+        return max(budget.factor * bare_wall_s, LEAST_BUDGET_S) if bare_wall_s is not None else None
+    return budget
+
+
+def known_bare_wall_s(parent: Path, command: Sequence[str], but: Path | None = None) -> float | None:
+    """The mean bare wall time in the newest report in `parent` that ran the same command; None when there is none."""
+    found = sorted(parent.glob("*/summary.json"), key=lambda p: p.stat().st_mtime, reverse=True)[:20]
+    for file in found:
+        try:
+            data = json.loads(file.read_text())
+            if file.parent != but and not file.parent.is_symlink() and data["run"]["command"] == list(command):
+                return float(data["metrics"]["wall_s"]["value"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None

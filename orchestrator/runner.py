@@ -36,13 +36,11 @@ from orchestrator.report import (
 )
 from orchestrator.signals import Signals
 from orchestrator.stdio import Stdin
-from orchestrator.units import Times
 
 if TYPE_CHECKING:
     from orchestrator.collectors.base import Collector
 
 RAW_SCHEMA = "profrun/raw/1"
-LEAST_BUDGET_S = 60.0
 
 
 class Console(Protocol):
@@ -410,7 +408,7 @@ def _failed_bare(state: State) -> str | None:
 
 def _over_budget(state: State, planned: Pass, spent_s: float) -> tuple[Status, str] | None:
     wall_s, budget = _bare_wall_s(state), state.run.plan.budget
-    limit_s = budget_s(budget, wall_s)
+    limit_s = resolve.budget_s(budget, wall_s)
     if limit_s is None:
         return None
     expected_s = (wall_s or 0.0) * resolve.slowdown(planned)
@@ -418,15 +416,6 @@ def _over_budget(state: State, planned: Pass, spent_s: float) -> tuple[Status, s
         return None
     words = f"{spent_s:.1f} s spent, about {expected_s:.1f} s needed, {limit_s:.1f} s allowed"
     return "skipped", f"it would go beyond the budget ({words})"
-
-
-def budget_s(budget: float | Times | None, bare_wall_s: float | None) -> float | None:
-    """The budget in seconds; None when there is none, or it is a multiple of a bare run that is not known.
-
-    A multiple is never taken as less than a minute: the tools' own starts would eat it up."""
-    if isinstance(budget, Times):
-        return max(budget.factor * bare_wall_s, LEAST_BUDGET_S) if bare_wall_s is not None else None
-    return budget
 
 
 def _bare_wall_s(state: State) -> float | None:
@@ -515,20 +504,7 @@ def _python_of(exe: str) -> str | None:
 
 def _known_bare_wall_s(state: State) -> float | None:
     """The bare wall time of the latest report on the same command, for the estimate."""
-    return known_bare_wall_s(state.folder.path.parent, state.info.command, but=state.folder.path)
-
-
-def known_bare_wall_s(parent: Path, command: Sequence[str], but: Path | None = None) -> float | None:
-    """The mean bare wall time in the newest report in `parent` that ran the same command; None when there is none."""
-    found = sorted(parent.glob("*/summary.json"), key=lambda p: p.stat().st_mtime, reverse=True)[:20]
-    for file in found:
-        try:
-            data = json.loads(file.read_text())
-            if file.parent != but and not file.parent.is_symlink() and data["run"]["command"] == list(command):
-                return float(data["metrics"]["wall_s"]["value"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return None
+    return resolve.known_bare_wall_s(state.folder.path.parent, state.info.command, but=state.folder.path)
 
 
 def _next_index(state: State) -> int:

@@ -14,6 +14,7 @@ from orchestrator.model import (
     Artifact,
     Capture,
     Clock,
+    Evidence,
     Exit,
     Finding,
     Metric,
@@ -83,7 +84,10 @@ def finding() -> Finding:
         cost_s=1.31,
         cost_pct=40.8,
         of="the bare run's 3.21 s of wall time",
-        evidence=(("syscalls", "fsync", 200.0, "calls"), ("syscall_paths", "/home/ada/project/ckpt.bin", 1.31, "s")),
+        evidence=(
+            Evidence("syscalls", "fsync", 200.0, "calls"),
+            Evidence("syscall_paths", "/home/ada/project/ckpt.bin", 1.31, "s"),
+        ),
         sources=("p10-strace",),
     )
 

@@ -17,11 +17,11 @@ from pydantic import Field, field_validator, model_validator
 
 from orchestrator.collectors.base import Collector, Parsed
 from orchestrator.errors import ParseError
-from orchestrator.formats.strace import Trace, read_summary, read_trace
 from orchestrator.model import Beside, Capture, Check, Expect, Job, Launch, Sign, ToolProbe, When, Wrap
 from orchestrator.units import Duration, Size, show_duration
 
 if TYPE_CHECKING:
+    from orchestrator.formats.strace import Trace
     from orchestrator.machine import Machine
 
 Class = Literal["file", "network", "process", "memory", "desc", "futex"]
@@ -197,6 +197,8 @@ class Strace(Collector):
         return self._parse_summary(path, capture) if self.mode == "summary" else self._parse_trace(path, capture)
 
     def _parse_summary(self, path: Path, capture: Capture) -> Parsed:
+        from orchestrator.formats.strace import read_summary
+
         summary = read_summary(path, self.time)
         notes = self._pace(sum(summary.syscalls.columns["count"]), _watched_s(capture), capture)
         if summary.complete:
@@ -205,6 +207,8 @@ class Strace(Collector):
 
     def _parse_trace(self, path: Path, capture: Capture) -> Parsed:
         run = capture.run
+        from orchestrator.formats.strace import read_trace
+
         trace = read_trace(path, self.events, (run.pid,) if run and run.pid else ())
         tables = (trace.syscalls, trace.paths, trace.events)
         span_s = (trace.last_ns - trace.first_ns) / 1e9 if trace.last_ns and trace.first_ns else _watched_s(capture)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.model import Finding
+from orchestrator.model import Evidence, Finding
 from orchestrator.report import Report
 
 SPREAD_LIMIT = 0.10
@@ -27,7 +27,7 @@ def unstable_timing(report: Report) -> Iterator[Finding]:
         title=f"The bare runs vary by {spread:.0%} of their mean ({wall.n} runs)",
         advice="Compare nothing finer than that; look for other work on the machine, then raise timing.repeats.",
         confidence="high",
-        evidence=(("metrics", "wall_s", wall.stddev, "s"), ("metrics", "wall_s", wall.value, "s")),
+        evidence=(Evidence("metrics", "wall_s", wall.stddev, "s"), Evidence("metrics", "wall_s", wall.value, "s")),
         sources=tuple(c.id for c in report.captures if c.collector == "timing"),
     )
 
@@ -46,7 +46,7 @@ def distorted_passes(report: Report) -> Iterator[Finding]:
             title=f"Under {tools} the program took {record.slowdown:.1f} times as long as alone",
             advice="Trust counts and places from that pass, not durations or shares of the whole.",
             confidence="high",
-            evidence=(("passes", record.id, record.slowdown, "x"),),
+            evidence=(Evidence("passes", record.id, record.slowdown, "x"),),
             sources=tuple(c.id for c in captures),
         )
 

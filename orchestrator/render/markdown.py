@@ -77,7 +77,8 @@ def _finding(finding: Finding) -> Iterator[str]:
     yield f"- **{finding.severity}** {escape(finding.title)}{price} (confidence {finding.confidence})"
     where = " · ".join(f"{k} {code(str(v))}" for k, v in finding.where.items() if v is not None)
     yield from (f"  - {line}" for line in (where, escape(finding.advice)) if line)
-    for name, row, value, unit in finding.evidence:
+    for item in finding.evidence:
+        name, row, value, unit = item.table, item.row, item.value, item.unit
         yield f"  - {view.title(name)}: {code(row)} {escape(view.plain(value) or view.UNKNOWN)} {escape(unit or '')}"
 
 

@@ -1,0 +1,73 @@
+"""summary.json: what is written is what is read back, and what its schema says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from cli import profrun, write_plan
+
+from orchestrator.errors import ReportError
+from orchestrator.report import json_schema, load, summary
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("run")
+    plan = write_plan(
+        place,
+        "{use: timing, warmup: 1, repeats: 3}",
+        "{use: nsys, required: false}",
+        tools="{nsys: /nowhere}",
+        environment="[{use: env, set: {A: '1'}}]",
+        report="{formats: []}",
+    )
+    return profrun(plan, "--", "sh", "-c", "setsid sleep 0.5 & echo x", cwd=place).folder
+
+
+def test_a_summary_is_read_back_as_it_was(folder: Path) -> None:
+    written = json.loads((folder / "summary.json").read_text())
+    assert json.loads(json.dumps(summary(load(folder)))) == written
+
+
+def test_a_summary_obeys_its_schema(folder: Path) -> None:
+    written = json.loads((folder / "summary.json").read_text())
+    jsonschema.validate(written, json_schema())
+    written["captures"][0]["status"] = "splendid"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(written, json_schema())
+
+
+def test_the_contract_of_a_summary(folder: Path) -> None:
+    """The keys that others rely on."""
+    data = json.loads((folder / "summary.json").read_text())
+    assert data["schema"] == "profrun/summary/1"
+    wanted = {
+        "run": {"id", "name", "started_at", "duration_s", "command", "cwd", "profrun_version"},
+        "outcome": {"status", "exit_code", "target_exit_code", "target_signal", "reason"},
+        "environment": {"use", "status", "wanted", "before", "verified", "restored", "reason"},
+        "passes": {"id", "collectors", "wall_s", "slowdown", "exit_code"},
+        "captures": {
+            *("id", "collector", "status", "reason", "tool", "command", "artifacts", "trust", "overhead_s"),
+        },
+    }
+    for name, keys in wanted.items():
+        entry = data[name] if isinstance(data[name], dict) else data[name][0]
+        assert keys <= entry.keys(), name
+    assert {"path", "rows"} == data["tables"]["runs"].keys()
+    assert {"value", "unit", "ci95", "n"} <= data["metrics"]["wall_s"].keys()
+    assert data["metrics"]["wall_s"]["n"] == 3
+    assert data["environment"][0]["restored"] is True
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "holds no report"), ("{", "can't be read"), ("[]", "another kind"), ('{"schema": "x"}', "another kind")],
+)
+def test_what_is_no_summary_is_refused(tmp_path: Path, content: str | None, words: str) -> None:
+    if content is not None:
+        (tmp_path / "summary.json").write_text(content)
+    with pytest.raises(ReportError, match=words):
+        load(tmp_path)
