@@ -587,7 +587,8 @@ class LivePass:
             return
         if self.context.end_leftovers or self.ended_by in ("timeout", "interrupt"):
             self.killed += process.end(self._left)
-        self.leftovers = [process.describe(pid) for pid in self._left()]
+        # one without a command line is ending right now
+        self.leftovers = [seen for seen in map(process.describe, self._left()) if seen.argv]
         for pid in process.continue_stopped(self._left()):
             self.notes.append(f"pid {pid} was left stopped; it was continued")
         process.reap_orphans()

@@ -38,7 +38,14 @@ class Result:
 
 
 def command(*words: str | Path) -> list[str]:
-    return [sys.executable, "-m", "orchestrator", *map(str, words)]
+    return [sys.executable, *_measured(), "-m", "orchestrator", *map(str, words)]
+
+
+def _measured() -> list[str]:
+    """What measures profrun's own process, and only that, where the coverage of the tests is measured."""
+    data = os.environ.get("PROFRUN_TEST_COVERAGE")
+    settings = f"--rcfile={Path(__file__).parent.parent / 'pyproject.toml'}"
+    return ["-m", "coverage", "run", settings, "--parallel-mode", f"--data-file={data}"] if data else []
 
 
 def environment(**changes: str | None) -> dict[str, str]:
