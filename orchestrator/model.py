@@ -350,7 +350,7 @@ class PassRecord:
     repeat: int = 1
     run: TargetRun | None = None
     slowdown: float | None = None
-    """Wall time divided by the median wall time of the bare passes; None where there is none."""
+    """Wall time divided by the mean wall time of the bare passes; None where there is none."""
     slowdown_ci95: tuple[float, float] | None = None
     attempts: int = 1
     notes: tuple[str, ...] = ()

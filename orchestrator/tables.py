@@ -128,8 +128,13 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         Column("line", "int", "the line where most of its self time was spent, else of its total time"),
         Column("self_samples", "int", "samples with the function at the leaf"),
         Column("total_samples", "int", "samples with the function anywhere on the stack, counted once"),
-        Column("self_pct", "float", "share of self_samples in all samples of that kind in the capture", "%"),
-        Column("total_pct", "float", "share of total_samples, likewise", "%"),
+        Column(
+            "self_pct",
+            "float",
+            "share of its self time in all time of that kind in the capture (of samples, without times)",
+            "%",
+        ),
+        Column("total_pct", "float", "share of its total time, likewise", "%"),
     ),
     "syscalls": _columns(
         _PID,

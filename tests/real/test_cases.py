@@ -183,14 +183,14 @@ def test_an_interrupted_target_writes_its_checkpoint(tmp_path: Path, tool: str) 
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_daemonised_child_holds_nobody_up(tmp_path: Path, tool: str) -> None:
-    text = f"import subprocess; subprocess.Popen(['sleep', '9.71'], start_new_session=True); spin(0.5)"  # noqa: F541
+    text = f"import subprocess; subprocess.Popen(['sleep', '59.71'], start_new_session=True); spin(0.5)"  # noqa: F541
     began = time.monotonic()
     result = profrun(one(tmp_path, tool), "--", sys.executable, python(tmp_path, text), cwd=tmp_path)
-    assert time.monotonic() - began < 9
+    assert time.monotonic() - began < 40
     assert result.code == 0
     assert result.statuses() == {tool: "ok"}
-    assert [p["argv"] for p in result.summary["passes"][0]["run"]["leftovers"]] == [["sleep", "9.71"]]
-    subprocess.run(["pkill", "-f", "sleep 9.71"])
+    assert [p["argv"] for p in result.summary["passes"][0]["run"]["leftovers"]] == [["sleep", "59.71"]]
+    subprocess.run(["pkill", "-f", "sleep 59.71"])
 
 
 # ---------------------------------------------------------------- what the data says (D14, D20, D28, D29, D30)
