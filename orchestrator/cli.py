@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from orchestrator import __version__
@@ -11,56 +12,90 @@ profrun: one profiling plan, one command, one report folder
 
   profrun PLAN [options] -- COMMAND [ARG...]   run a plan (PLAN: a file, or a template's name)
   profrun -- COMMAND [ARG...]                  the plan that fits this machine
-  profrun PLAN --pid PID [--duration 30s]      look at a process that runs
+  profrun PLAN --pid PID [--duration 30s]      look at a process that runs already (PLAN: such as attach)
 
   profrun templates [NAME]                     list the templates; print one, explained
   profrun init NAME [-o plan.yaml]             copy a template to edit
   profrun check PLAN [-- COMMAND...]           validate, resolve, print every command; run nothing
-  profrun doctor [--json]                      what works on this machine, proven by trying, and the fix for what does
-  not profrun report RUN                           rebuild tables, findings and pages from raw/ profrun schema
-  JSON Schema of the plan, for editors profrun completion bash|zsh|fish             completion for your shell
+  profrun doctor [--json]                      what works on this machine, and the fix for what does not
+  profrun report RUN                           rebuild tables, findings and pages from raw/
+  profrun schema                               JSON Schema of the plan, for editors
+  profrun completion bash|zsh|fish             completion for your shell
 
 Options of a run (all of them: profrun run --help):
   -o DIR            parent of the report folder         --set a.b=value    change the plan
   --name NAME       name of the report                  --only/--skip X    choose collectors
   --timeout 30m     limit for each pass                 -n, --dry-run      the same as `profrun check`
-  --into RUN        add collectors to a report          --keep-going       also after a bare run that failed
-  --json            summary on stdout                   -q, -v             less, more
+  --into RUN        add to an existing report           --keep-going       also after a bare run that failed
+  --json            summary on stdout                   --strict           warnings are failures
+  -q, --quiet       verdict and report's path only      -v, --verbose      the command's output in every pass
 
 Everything after the first -- reaches the command as it stands. Results go to stdout, progress to stderr.
-Exit status: the command's own; 2 usage, 3 nothing can run, 4 a collector gave nothing, 5 environment,
-124 time-out, 130/143 interrupted, 70 a bug in profrun.
+Exit status: the command's own; 2 a mistake in plan or usage, 3 nothing can run here, 4 a required collector gave
+nothing, 5 the environment, 124 a time-out, 130/143 interrupted, 70 a bug in profrun.
 """
 
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point. Ends the process with the exit status."""
     words = sys.argv[1:] if argv is None else argv
+    _open_missing()
+    code = 0
+    try:
+        code = _answer(words)
+        sys.stdout.flush()
+    except OSError as error:
+        from orchestrator.errors import EXIT_PREFLIGHT
+        from orchestrator.stdio import give_up_stdout
+
+        give_up_stdout(error)
+        code = code or (0 if isinstance(error, BrokenPipeError) else EXIT_PREFLIGHT)
+    sys.exit(code)
+
+
+def _answer(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        print(HELP, end="")
-        sys.exit(0 if words else 2)
+        print(HELP, end="", file=sys.stdout if words else sys.stderr)
+        return 0 if words else 2
     if words[0] in ("-V", "--version"):
         print(f"profrun {__version__}")
-        sys.exit(0)
-    sys.exit(_guarded(words))
+        return 0
+    return _guarded(words)
+
+
+def _open_missing() -> None:
+    """Opens what the caller has closed of the three standard streams on nothing: else a file of ours would get that
+    number, and be read and written as if it were the stream."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+            setattr(sys, name, os.fdopen(fd, "w" if fd else "r"))
 
 
 def _guarded(words: list[str]) -> int:
     """Runs the verb; every error becomes its message and its exit status."""
-    from orchestrator import commands
-    from orchestrator.errors import EXIT_BUG, ProfrunError
+    import signal
+    from contextlib import redirect_stderr
 
-    try:
-        return commands.run(words)
-    except ProfrunError as error:
-        print(f"profrun: {error.text()}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("profrun: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        sys.stdout = None
-        return 0
-    except Exception:  # the last net: a bug must leave a log that can be pasted, not a bare traceback
-        print(commands.bug_report(), file=sys.stderr)
-        return EXIT_BUG
+    from orchestrator.errors import EXIT_BUG, ProfrunError
+    from orchestrator.stdio import lenient
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller that ignores it would keep from us how children end
+    with redirect_stderr(lenient(sys.stderr)):
+        try:
+            from orchestrator import commands
+
+            return commands.run(words)
+        except ProfrunError as error:
+            print(f"profrun: {error.text()}", file=sys.stderr)
+            return error.exit_code
+        except KeyboardInterrupt as error:
+            print("profrun: interrupted", file=sys.stderr)
+            return 128 + (error.args[0] if error.args else signal.SIGINT)
+        except BrokenPipeError:
+            raise
+        except Exception:  # the last net: a bug must leave a log that can be pasted, not a bare traceback
+            from orchestrator.commands import bug_report
+
+            print(bug_report(), file=sys.stderr)
+            return EXIT_BUG

@@ -20,10 +20,15 @@ def run_pass(planned: Pass, context: Context, attempt: int = 1) -> tuple[PassRec
     live = LivePass(planned, context, attempt)
     refused = live.prepare()
     if refused:
-        return _record(live, None), [_capture(live, member, None, "skipped", refused, []) for member in live.members]
-    live.start()
-    live.follow()
-    live.finish()
+        folder.remove(live.dir)
+        return _record(live, None), [_capture(live, member, None, *refused, []) for member in live.members]
+    try:
+        live.start()
+        live.follow()
+        live.finish()
+    except BaseException:
+        live.abandon()
+        raise
     run = _run(live)
     said = tail(live.dir / "stderr.log") + tail(live.dir / "stdout.log")
     captures = [_judged(live, member, run, said) for member in live.members]
@@ -99,6 +104,8 @@ def _verdict(
         return "target_failed", f"the target could not be started: {run.start_error}"
     if member.failure:
         return "tool_failed", member.failure
+    if missing and live.planned.window and not live.window_opened and run.ended_by == "itself":
+        return "empty", f"the run had ended before the window opened, {live.planned.window.after_s:g} s after its start"
     if missing:
         return _why_missing(member, missing, run, said)
     if member.launch.artifacts:
@@ -123,7 +130,8 @@ def _why_missing(member: Member, missing: list[Expect], run: TargetRun, said: st
     if run.ended_by == "interrupt":
         return "cancelled", "interrupted; the tool had written nothing"
     names = ", ".join(expect.glob for expect in missing)
-    return "tool_failed", f"the tool left no {names}: {_last_line(logs) or _last_line(said) or 'it said nothing'}"
+    words = _last_line(logs) or (_last_line(said) if member.wrap else "") or "; ".join(member.notes)
+    return "tool_failed", f"the tool left no {names}: {words or 'it said nothing'}"
 
 
 def _with_data(member: Member, run: TargetRun) -> tuple[Status, str | None]:

@@ -6,31 +6,41 @@ import argparse
 import json
 import os
 import platform
+import re
+import shlex
+import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from orchestrator import __version__
-from orchestrator.errors import EXIT_PREFLIGHT, UsageError
+from orchestrator.errors import EXIT_PREFLIGHT, FolderError, UsageError
 from orchestrator.model import Outcome
 
 if TYPE_CHECKING:
     from orchestrator.plan import Plan
+    from orchestrator.render.console import Console
+    from orchestrator.report import Report
 
 
 def run(words: list[str]) -> int:
     """Runs the command line `words` and gives back the exit status."""
     own, command = split(words)
     verb = own.pop(0) if own and own[0] in VERBS else "run"
-    parser = PARSERS[verb](_Parser(prog=f"profrun {verb}", description=VERBS[verb].__doc__))
+    parser = PARSERS[verb](_Parser(prog=f"profrun {verb}", description=VERBS[verb].__doc__, allow_abbrev=False))
     if verb in TAKE_COMMAND and command is None:
         own, command = _bare_command(parser, own)
-    options = parser.parse_args(own)
+    try:
+        options = parser.parse_args(own)
+    except UsageError:
+        if verb in TAKE_COMMAND and own and not own[0].startswith("-"):
+            _find(own[0], [*own[1:], *(command or ())])  # `profrun sh -c ...`: the options were meant for the program
+        raise
     if command is not None and verb not in TAKE_COMMAND:
-        raise UsageError(f"profrun {verb} takes no command", "there is something after --", f"profrun {verb} --help")
+        raise UsageError(f"{verb} takes no command", "there is something after --", f"profrun {verb} --help")
     options.command = tuple(command or ())
     return VERBS[verb](options)
 
@@ -63,7 +73,42 @@ class _Parser(argparse.ArgumentParser):
     """argparse whose errors are ours: one message, exit status 2."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message, "", f"{self.prog} --help")
+        raise UsageError(_in_our_words(message), "", f"{self.prog} --help")
+
+
+_WORDS = (
+    (r"^argument ([^:]+): ", r"\1: "),
+    (r"^unrecognized arguments: (-.*)", r"unknown option \1"),
+    (r"^unrecognized arguments: (.*)", r"too much: \1"),
+    (r"^the following arguments are required: (.*)", r"\1 is missing"),
+    (r"expected one argument", "needs a value"),
+    (r"invalid choice: (.*) \(choose from (.*)\)", r"\1 is not possible here; choose from \2"),
+)
+"""What argparse says, as patterns, and how profrun says it."""
+
+
+def _in_our_words(message: str) -> str:
+    for pattern, words in _WORDS:
+        message = re.sub(pattern, words, message)
+    return message
+
+
+def _time(text: str) -> str:
+    """A time as the plan takes it, checked here so that the message names the option."""
+    from orchestrator.units import duration
+
+    try:
+        if duration(text) > 0:
+            return text
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    raise argparse.ArgumentTypeError(f"must be more than 0, and is {text}")
+
+
+def _pid(text: str) -> int:
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no process id; look it up: pgrep -af python")
 
 
 # ---------------------------------------------------------------- run and check
@@ -71,32 +116,45 @@ class _Parser(argparse.ArgumentParser):
 
 def _run_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.usage = "profrun [run] [PLAN] [options] [-- COMMAND [ARG...]]"
-    parser.add_argument("plan", nargs="?", help="a plan file, or the name of a template; `auto` when left out")
     _plan_options(parser)
-    parser.add_argument("--timeout", metavar="TIME", help="limit for each pass, such as 30m")
-    parser.add_argument("--into", metavar="RUN", type=Path, help="add collectors to an existing report")
-    parser.add_argument("--pid", type=int, action="append", metavar="PID", help="look at a process that runs")
-    parser.add_argument("--duration", metavar="TIME", help="with --pid: for how long")
+    parser.add_argument("--into", metavar="RUN", type=Path, help="add to an existing report; its plan is the default")
     parser.add_argument("--keep-going", action="store_true", help="go on after a first bare run that failed")
     parser.add_argument("--strict", action="store_true", help="warnings are failures")
     parser.add_argument("-n", "--dry-run", action="store_true", help="the same as `profrun check`")
-    _output_options(parser)
+    parser.add_argument("-v", "--verbose", action="store_true", help="the command's output in every pass")
+    _shown_options(parser, "no progress, no output of the command")
     return parser
 
 
 def _plan_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "plan",
+        nargs="?",
+        metavar="PLAN",
+        help="a file (with a slash, or ending in .yaml), or a template's name; left out: auto, or attach with --pid",
+    )
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="parent of the report folder")
     parser.add_argument("--name", help="name of the report")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=value", help="change a value of the plan")
     parser.add_argument("--only", action="append", default=[], metavar="X[,Y]", help="only these collectors")
     parser.add_argument("--skip", action="append", default=[], metavar="X[,Y]", help="all but these collectors")
+    parser.add_argument("--timeout", metavar="TIME", type=_time, help="limit for each pass, such as 30m")
+    parser.add_argument(
+        "--pid", type=_pid, action="append", default=[], help="look at a process that runs already; may be repeated"
+    )
+    parser.add_argument(
+        "--duration", metavar="TIME", type=_time, help="with --pid: how long each pass looks; else until it ends"
+    )
 
 
-def _output_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="machine-readable result on stdout")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress, no output of the command")
-    parser.add_argument("-v", "--verbose", action="store_true", help="the command's output in every pass")
-    parser.add_argument("--no-color", action="store_true", help="no colour (NO_COLOR and TERM=dumb do the same)")
+def _shown_options(parser: argparse.ArgumentParser, quiet: str) -> None:
+    parser.add_argument("--json", action="store_true", help="summary.json on stdout")
+    parser.add_argument("-q", "--quiet", action="store_true", help=quiet)
+    _color_option(parser)
+
+
+def _color_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-color", action="store_true", help="no colours (NO_COLOR and TERM=dumb do the same)")
 
 
 def run_plan(options: argparse.Namespace) -> int:
@@ -104,8 +162,6 @@ def run_plan(options: argparse.Namespace) -> int:
     if options.dry_run:
         return check(options)
     from orchestrator import runner
-    from orchestrator.render.console import Console
-    from orchestrator.units import duration
 
     plan = _plan(options)
     outputs = (2, 2) if options.json else (1, 2)
@@ -118,22 +174,38 @@ def run_plan(options: argparse.Namespace) -> int:
         strict=options.strict,
         show_all_output=options.verbose,
         outputs=None if options.quiet else outputs,
-        pids=tuple(options.pid or ()),
-        duration_s=duration(options.duration) if options.duration else None,
+        pids=tuple(options.pid),
+        duration_s=_duration_s(options),
     )
-    console = Console(quiet=options.quiet, color=False if options.no_color else None)
+    console = _console(options)
     report = runner.run(request, console)
-    return _finish(report, options.json, console)
-
-
-def _finish(report: Any, as_json: bool, console: Any) -> int:
-    """The last words: the verdict on stderr, the report's path (or its summary) on stdout."""
-    from orchestrator.report import summary
-
-    console.end(report)
-    print(json.dumps(_plain(summary(report)), indent=1) if as_json else report.folder, flush=True)
+    _finish(report, options, console)
     outcome: Outcome = report.outcome
     return outcome.exit_code
+
+
+def _console(options: argparse.Namespace) -> Console:
+    from orchestrator.render.console import Console
+
+    return Console(quiet=options.quiet, color=False if options.no_color else None)
+
+
+def _finish(report: Report, options: argparse.Namespace, console: Console, *, rebuilt: bool = False) -> None:
+    """The last words: the verdict on stderr, the report's path (or its summary) on stdout."""
+    from orchestrator import stdio
+    from orchestrator.report import summary
+
+    console.end(report, rebuilt=rebuilt)
+    try:
+        print(json.dumps(_plain(summary(report)), indent=1) if options.json else report.folder, flush=True)
+    except OSError as error:  # the run has ended as it has, whether anybody is told or not
+        stdio.give_up_stdout(error)
+
+
+def _duration_s(options: argparse.Namespace) -> float | None:
+    from orchestrator.units import duration
+
+    return duration(options.duration) if options.duration else None
 
 
 def _plain(data: Any) -> Any:
@@ -144,27 +216,78 @@ def _plan(options: argparse.Namespace) -> Plan:
     """The plan that the options name, with their changes."""
     from orchestrator.planfile import plans
 
-    sets = list(options.set)
-    if options.name:
-        sets.append(f"name={json.dumps(options.name)}")
-    if getattr(options, "timeout", None):
-        sets.append(f"target.timeout={options.timeout}")
+    _check_target(options)
     source = options.plan or _default_plan(options)
-    plan = plans.load(plans.find(source, tuple(VERBS)), sets)
+    plan = plans.load(_find(source, options.command), [*options.set, *_own_sets(options)])
+    if not options.plan and getattr(options, "into", None):
+        plan = plans.completed(plan, options.only)
     if options.only or options.skip:
         plan = plans.select(plan, options.only, options.skip)
     return plan
 
 
+def _own_sets(options: argparse.Namespace) -> Iterator[str]:
+    """The options that stand for a --set."""
+    from orchestrator.plan import plain_name
+
+    if options.name is not None:
+        try:
+            yield f"name={json.dumps(plain_name(options.name))}"
+        except ValueError as error:
+            raise UsageError(f"--name: {error}") from error
+    if options.timeout:
+        yield f"target.timeout={options.timeout}"
+
+
+def _check_target(options: argparse.Namespace) -> None:
+    """Either a command is started or a process is looked at."""
+    if options.pid and options.command:
+        why = "--pid looks at a process that runs already, and the command would have to be started"
+        raise UsageError("--pid and a command exclude each other", why, "leave one of them out")
+    if options.duration and not options.pid:
+        instead = "for a part of a run: --set 'window={after: 60s, for: 20s}'"
+        raise UsageError("--duration needs --pid", "a program that profrun starts runs to its end", instead)
+    if options.plan == "attach" and not (options.pid or options.command):
+        raise UsageError("attach needs the process to look at", "", "profrun attach --pid PID --duration 30s")
+
+
+def _find(name: str, command: Sequence[str]) -> Path:
+    """The plan's file. Raises UsageError, also where a command's program stands in its place: -- was forgotten."""
+    from orchestrator.planfile import plans
+
+    try:
+        path = plans.find(name, tuple(VERBS))
+    except UsageError:
+        _refuse_program(name, command)
+        raise
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        _refuse_program(name, command)
+    return path
+
+
+def _refuse_program(name: str, command: Sequence[str]) -> None:
+    can_run = os.access(name, os.X_OK)
+    if Path(name).is_file() and (can_run or name.endswith((".py", ".sh"))):
+        start = ("python" if name.endswith(".py") else "sh",) if not can_run else ()
+    elif "/" not in name and shutil.which(name):
+        start = ()
+    else:
+        return
+    meant = shlex.join((*start, name, *command))
+    raise UsageError(f"{name} is a program, not a plan", "the command stands after --", f"profrun -- {meant}")
+
+
 def _default_plan(options: argparse.Namespace) -> str:
     into = getattr(options, "into", None)
+    if into and not (into / "plan.yaml").exists():
+        raise UsageError(f"--into {into}: no report there", "", "name an existing report folder")
     if into:
         return str(into / "plan.yaml")
-    if not options.command and not getattr(options, "pid", None):
+    if not options.command and not options.pid:
         raise UsageError(
             "there is nothing to run", "neither a plan nor a command is given", "profrun PLAN -- python train.py"
         )
-    return "attach" if getattr(options, "pid", None) else "auto"
+    return "attach" if options.pid else "auto"
 
 
 def check(options: argparse.Namespace) -> int:
@@ -174,14 +297,14 @@ def check(options: argparse.Namespace) -> int:
 
     plan = _plan(options)
     machine = Machine(plan.tools)
-    result = dryrun.dry_run(plan, options.command, machine, options.output)
+    attach = (tuple(options.pid), _duration_s(options))
+    result = dryrun.dry_run(plan, options.command, machine, options.output, attach)
     print(json.dumps(result.data(), indent=1) if options.json else result.text())
     return EXIT_PREFLIGHT if result.nothing_left else 0
 
 
 def _check_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.usage = "profrun check [PLAN] [options] [-- COMMAND [ARG...]]"
-    parser.add_argument("plan", nargs="?", help="a plan file, or the name of a template; `auto` when left out")
     _plan_options(parser)
     parser.add_argument("--json", action="store_true", help="the same as data")
     return parser
@@ -195,7 +318,7 @@ def templates(options: argparse.Namespace) -> int:
     from orchestrator.planfile import plans
 
     if options.name:
-        print(plans.find(options.name).read_text(), end="")
+        print(_text(plans.find(options.name)), end="")
         return 0
     known = plans.templates()
     width = max(len(template.name) for template in known)
@@ -205,8 +328,16 @@ def templates(options: argparse.Namespace) -> int:
 
 
 def _templates_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument("name", nargs="?", help="print this template")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="print this template")
     return parser
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"{path} can't be read", why, "profrun templates lists what there is") from error
 
 
 def init(options: argparse.Namespace) -> int:
@@ -215,6 +346,7 @@ def init(options: argparse.Namespace) -> int:
     from orchestrator.planfile import plans
 
     source = plans.find(options.name)
+    _text(source)
     target = options.output
     if target.exists():
         raise UsageError(f"{target} exists", "it is not overwritten", "name another file with -o")
@@ -225,14 +357,14 @@ def init(options: argparse.Namespace) -> int:
             f"{target} can't be written", error.strerror or str(error), "name another file with -o"
         ) from error
     print(target)
+    shown = shlex.quote(f"./{target}" if str(target) == target.stem else str(target))
+    print(f"edit it, then: profrun check {shown} -- python train.py", file=sys.stderr)
     return 0
 
 
 def _init_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument("name", help="the template")
-    parser.add_argument(
-        "-o", "--output", type=Path, default=Path("plan.yaml"), metavar="FILE", help="default: plan.yaml"
-    )
+    parser.add_argument("name", metavar="NAME", help="the template")
+    parser.add_argument("-o", "--output", type=Path, default=Path("plan.yaml"), metavar="FILE", help="else plan.yaml")
     return parser
 
 
@@ -240,20 +372,24 @@ def rebuild(options: argparse.Namespace) -> int:
     """Rebuild a report's tables, findings and pages from its raw/ folder and plan."""
     from orchestrator import folder, redact, runner
     from orchestrator.planfile import plans
-    from orchestrator.render.console import Console
 
     path = options.run.resolve()
     runner.read_raw(path)
     plan = plans.load(path / "plan.yaml")
-    console = Console(quiet=options.quiet)
-    report = runner.rebuild(folder.Folder(path, redact.value), plan, console)
-    _finish(report, options.json, console)
+    console = _console(options)
+    try:
+        report = runner.rebuild(folder.Folder(path, redact.value), plan, console)
+    except OSError as error:
+        if error.errno not in folder.DISK_TROUBLE:
+            raise
+        raise FolderError(f"{path} can't be written", error.strerror or str(error), "make room there") from error
+    _finish(report, options, console, rebuilt=True)
     return 0  # it could be rebuilt, whatever the run had ended in
 
 
 def _rebuild_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument("run", type=Path, help="the report folder")
-    _output_options(parser)
+    parser.add_argument("run", type=Path, metavar="RUN", help="the report folder")
+    _shown_options(parser, "no progress, no figures")
     return parser
 
 
@@ -263,12 +399,13 @@ def doctor(options: argparse.Namespace) -> int:
     from orchestrator.machine import Machine
 
     found = room.doctor(Machine())
-    print(room.as_json(found) if options.json else room.as_text(found))
+    print(room.as_json(found) if options.json else room.as_text(found, color=False if options.no_color else None))
     return 0
 
 
 def _doctor_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="the same as data")
+    _color_option(parser)
     return parser
 
 
@@ -283,12 +420,12 @@ def schema(options: argparse.Namespace) -> int:
 
 
 def _schema_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument("of", nargs="?", choices=["plan", "summary"], default="plan", help="default: plan")
+    parser.add_argument("of", nargs="?", choices=["plan", "summary"], default="plan", help="of what; else plan")
     return parser
 
 
 def completion(options: argparse.Namespace) -> int:
-    """Print the completion script for a shell, such as: source <(profrun completion bash)"""
+    """Print the completion script for a shell. For bash: source <(profrun completion bash)"""
     import shtab
 
     print(shtab.complete(_everything(), options.shell))
@@ -333,13 +470,15 @@ TAKE_COMMAND = ("run", "check")
 
 
 def bug_report() -> str:
-    """Writes what is needed to mend a bug into a file, and says where it is."""
+    """Writes what is needed to mend a bug into a file, and says where it is; without room for a file it is all here."""
     text = (
         f"profrun {__version__}, Python {platform.python_version()}, {platform.platform()}\n"
         f"arguments: {len(sys.argv) - 1}\n\n{traceback.format_exc()}"
     )
-    handle, path = tempfile.mkstemp(prefix="profrun-bug-", suffix=".log")
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="profrun-bug-", suffix=".log", delete=False) as file:
+            file.write(text)
+    except OSError:
+        return f"profrun: this is a bug in profrun; please report:\n{text}"
     last = traceback.format_exc().strip().splitlines()[-1]
-    return f"profrun: this is a bug in profrun: {last}\n  next: report it with {path}"
+    return f"profrun: this is a bug in profrun: {last}\n  next: report it with {file.name}"

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -104,7 +105,7 @@ def _tried(member: Collector, machine: Machine) -> tuple[State, str]:
     if capture.status in USABLE:
         return "ok", f"recorded a small Python program in {took_s:.1f} s"
     if capture.status == "empty" and "cupti" in member.claims:
-        return "ok", f"ran with a small Python program in {took_s:.1f} s; that has nothing for a GPU to do"
+        return "ok", f"ran with a small Python program, which gives no GPU work, in {took_s:.1f} s"
     return "blocked" if capture.status == "blocked" else "broken", f"tried on a small Python program: {capture.reason}"
 
 
@@ -145,6 +146,12 @@ class _Nobody:
     def tick(self, elapsed_s: float) -> None:
         """Shows nothing."""
 
+    def make_way(self, amid_line: bool) -> None:
+        """Shows nothing."""
+
+    def interrupted(self, number: int) -> None:
+        """Shows nothing."""
+
 
 # ---------------------------------------------------------------- tools that no collector of today needs
 
@@ -168,10 +175,10 @@ _OTHERS = (
 def _other_tool(machine: Machine, name: str, trial: tuple[str, ...], expected: str) -> Diagnosis:
     tool = machine.tool(ToolProbe(name, version_args=("-V",) if name == "crontab" else ("--version",)))
     if tool.path is None:
-        return Diagnosis(name, "missing", _NOT_FOUND, how_to_get(machine, name))
+        return Diagnosis(name, "missing", f"{_NOT_FOUND}; no collector needs it yet", how_to_get(machine, name))
     answer = process.ask([tool.path, *trial], timeout_s=_TRIAL_LIMIT_S)
     worked = answer.exit is not None and re.search(expected, answer.stdout + answer.stderr)
-    said = f"`{name} {' '.join(trial)}` " + ("worked" if worked else f"failed: {_gist(answer)}")
+    said = f"`{shlex.join([name, *trial])}` " + ("worked" if worked else f"failed: {_gist(answer)}")
     return Diagnosis(name, "ok" if worked else "broken", said, version=tool.version, path=tool.path)
 
 
@@ -347,7 +354,7 @@ def as_text(found: Sequence[Diagnosis], width: int | None = None, color: bool | 
     terminal = sys.stdout.isatty() if color is None else color
     console = Console(file=out, width=width or shutil.get_terminal_size((110, 24)).columns, force_terminal=terminal)
     console.print(table)
-    return out.getvalue().rstrip() + _fixes(found)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + _fixes(found)
 
 
 def _fixes(found: Sequence[Diagnosis]) -> str:

@@ -2,49 +2,63 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import process, redact, resolve
-from orchestrator.errors import PreflightError
-from orchestrator.model import Check, Job, Launch, Pass, Target, Wrap
-from orchestrator.preflight import Preflight, preflight
-from orchestrator.render.console import check_words, cost
+from orchestrator.model import Job, Launch, Pass, Run, Target, Wrap
+from orchestrator.preflight import Preflight, ask
+from orchestrator.render.console import aim, check_words
+from orchestrator.units import Times, show_duration
 
 if TYPE_CHECKING:
     from orchestrator.machine import Machine
     from orchestrator.plan import Plan
 
 _PLACE = "{dir}"
+_NOBODY = "COMMAND"
+"""Stands for the program where none is named."""
+
+Command = tuple[str, tuple[str, ...], str]
+"""What it is for (before_each, with, target, beside, after), its words, and on what condition ("" for none)."""
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """The passes with their commands, the checks, the expected cost."""
+    """The passes that would run with their commands, the checks, the expected cost."""
 
     run: resolve.Run
-    checks: tuple[Check, ...]
-    passes: tuple[tuple[Pass, tuple[tuple[str, ...], ...]], ...]
+    found: Preflight
+    steps: tuple[Command, ...]
+    passes: tuple[tuple[Pass, tuple[Command, ...]], ...]
     estimate: resolve.Estimate
     limit_s: float | None
-    nothing_left: bool
+
+    @property
+    def nothing_left(self) -> bool:
+        return self.found.refusal(self.run.passes) is not None
 
     def data(self) -> Mapping[str, Any]:
         """The same, JSON-able."""
+        target = self.run.target
         return {
             "name": self.run.name,
-            "target": {
-                "argv": redact.argv(self.run.target.argv),
-                "exe": self.run.target.exe,
-                "shims": self.run.target.shims,
-            },
-            "checks": [asdict(check) for check in self.checks],
+            "target": {"argv": redact.argv(target.argv), "exe": target.exe, "shims": target.shims},
+            "checks": [asdict(check) for check in self.found.every()],
+            "environment": [_data(command) for command in self.steps],
             "passes": [
-                {"id": p.id, "role": p.role, "collectors": [m.use for m in p.members], "commands": commands}
-                for p, commands in self.passes
+                {
+                    "id": planned.id,
+                    "role": planned.role,
+                    "collectors": [member.use for member in planned.members],
+                    "commands": [_data(command) for command in commands],
+                }
+                for planned, commands in self.passes
             ],
             "estimate": asdict(self.estimate),
             "budget_s": self.limit_s,
@@ -52,56 +66,135 @@ class DryRun:
         }
 
     def text(self) -> str:
-        """For people: one line for each start, the commands below it."""
-        lines = [f"plan {self.run.name}: {self.estimate.starts} starts{cost(self.estimate)}"]
-        if self.limit_s is not None:
-            lines.append(f"budget: {self.limit_s:g} s; passes that would go beyond it are left out")
-        lines += [f"  {check_words(check)}" for check in self.checks]
-        for planned, commands in self.passes:
-            who = "+".join(member.use for member in planned.members)
-            lines.append(f"{planned.id}  {who}  {planned.role} {planned.repeat}")
-            lines += [f"    {shlex.join(argv)}" for argv in commands]
-        if self.nothing_left:
-            lines.append("nothing in this plan can run here")
-        return "\n".join(lines)
+        """For people: the checks, then each pass with its commands below it, repeats in one."""
+        return "\n".join([*self._head(), *self._checks(), *self._environment(), *self._passes(), *self._end()])
+
+    def _head(self) -> Iterator[str]:
+        yield f"plan {self.run.name}: {aim(self.run, self.estimate)}"
+        for shim in self.run.target.shims:
+            yield f"{shim} is a version manager's shim; {self.run.target.exe} is run"
+        if self.run.target.argv == (_NOBODY,):
+            yield f"no command is given: {_NOBODY} stands for it"
+        budget = self.run.plan.budget
+        if budget is not None:
+            limit = f"{budget.factor:g} times the bare run" if isinstance(budget, Times) else show_duration(budget)
+            known = f" ({show_duration(self.limit_s)})" if isinstance(budget, Times) and self.limit_s else ""
+            yield f"budget: {limit}{known}; passes that would go beyond it are left out"
+
+    def _checks(self) -> Iterator[str]:
+        for check in self.found.every():
+            yield f"  {check.verdict:8}" + check_words(check).replace("\n", "\n" + " " * 8)
+
+    def _environment(self) -> Iterator[str]:
+        if self.steps:
+            yield "environment, undone in reverse"
+        yield from map(_line, self.steps)
+
+    def _passes(self) -> Iterator[str]:
+        for commands, group in groupby(self.passes, key=lambda one: (one[0].role, one[0].members, one[1])):
+            planned = [one for one, _ in group]
+            ids = planned[0].id + (f" to {planned[-1].id}" if len(planned) > 1 else "")
+            role = {"warmup": ", warm-up", "bare": ", bare", "profiled": ""}[planned[0].role]
+            yield f"{ids}  {'+'.join(member.use for member in planned[0].members)}{role}"
+            yield from map(_line, commands[2])
+
+    def _end(self) -> Iterator[str]:
+        words = [word for _, commands in self.passes for _, argv, _ in commands for word in argv]
+        known = {"{dir}": "the capture's folder", "{pid}": "the process", "{pids}": "the processes", "{n}": "0, 1, ..."}
+        used = [f"{name} {meaning}" for name, meaning in known.items() if any(name in word for word in words)]
+        if used:
+            yield f"filled in when it runs: {', '.join(used)}"
+        refusal = self.found.refusal(self.run.passes)
+        lost = [m.use for m in self.run.collectors() if m.required and self.found.obstacle(m)]
+        if refusal:
+            yield refusal.what.partition(":\n")[0]
+        elif lost:
+            yield f"without {', '.join(lost)} the run ends in exit status 4 (`required: false` would allow that)"
 
 
-def dry_run(plan: Plan, command: Sequence[str], machine: Machine, output: Path | None) -> DryRun:
-    """Resolves the plan and composes every command. Raises what a run would raise before its first start."""
-    run = resolve.resolve(plan, command)
+def _line(command: Command) -> str:
+    role, argv, condition = command
+    return f"    {role:11} {shlex.join(argv)}" + (f"  # {condition}" if condition else "")
+
+
+def _data(command: Command) -> dict[str, Any]:
+    return dict(zip(("for", "argv", "if"), command, strict=True))
+
+
+def dry_run(
+    plan: Plan,
+    command: Sequence[str],
+    machine: Machine,
+    output: Path | None,
+    attach: tuple[Sequence[int], float | None] = ((), None),
+) -> DryRun:
+    """Resolves the plan and composes every command. `attach`: the processes to look at, and for how many seconds.
+
+    Raises what a run would raise before its first start, but for a missing command."""
+    run = _run(plan, command, attach)
     parent = output or Path(plan.report.directory)
     known_s = resolve.known_bare_wall_s(parent, redact.argv(run.target.argv)) if parent.is_dir() else None
-    checks, found = _checks(run, machine)
+    found = ask(run, machine)
+    able = [replace(planned, members=able) for planned in run.passes if (able := found.able(planned))]
     facts = {"gpus": machine.gpus, **({"leftovers": 0} if run.passes[0].role != "profiled" else {})}
-    passes = tuple((planned, _commands(planned, run.target, machine, facts)) for planned in run.passes)
-    estimate = resolve.estimate(run.passes, known_s)
-    return DryRun(run, checks, passes, estimate, resolve.budget_s(plan.budget, known_s), found is None)
+    return DryRun(
+        run,
+        found,
+        tuple(command for step in plan.environment for command in _step(step, machine)),
+        tuple((planned, tuple(_commands(planned, run, machine, facts))) for planned in able),
+        resolve.estimate(able, known_s),
+        resolve.budget_s(plan.budget, known_s),
+    )
 
 
-def _checks(run: resolve.Run, machine: Machine) -> tuple[tuple[Check, ...], Preflight | None]:
-    try:
-        found = preflight(run, machine)
-    except PreflightError as error:
-        return (Check("preflight", "missing", error.what, error.next_step),), None
-    return tuple(check for _, checks in found.checks for check in checks), found
+def _run(plan: Plan, command: Sequence[str], attach: tuple[Sequence[int], float | None]) -> resolve.Run:
+    if attach[0]:
+        return resolve.attach(plan, *attach)
+    if command or plan.target.command:
+        return resolve.resolve(plan, command)
+    nobody = Target((_NOBODY,), _NOBODY, plan.target.cwd, {**os.environ, **plan.target.env})
+    return resolve.Run(plan, nobody, resolve.passes(plan))
 
 
-def _commands(planned: Pass, target: Target, machine: Machine, facts: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
-    """The command lines of a pass as they would start, the target's own among them; {dir} is the capture's
-    directory."""
-    launches = [_launch(member, planned, target, machine, facts) for member in planned.members]
+def _step(step: Any, machine: Machine) -> Iterator[Command]:
+    """What an environment step would run or write, and what would take that back."""
+    before = step.before(machine)
+    for role, change in ((step.use, step.apply(before)), ("  undo", step.restore(before))):
+        if isinstance(change, Run):
+            yield role, redact.argv(change.argv), ""
+        elif change is not None:
+            yield role, (change.path, change.text), ""
+    child = step.child()
+    if child.set or child.unset:
+        yield step.use, (*_assignments(child.set), *(word for name in child.unset for word in ("-u", name))), ""
+
+
+def _assignments(variables: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(f"{name}={redact.tree({name: text})[name]}" for name, text in variables.items())
+
+
+def _commands(planned: Pass, run: resolve.Run, machine: Machine, facts: Mapping[str, Any]) -> Iterator[Command]:
+    """The commands of a pass as they would start, in order; {dir} is the capture's directory."""
+    launches = [_launch(member, planned, run, machine, facts) for member in planned.members]
     wraps: list[Wrap] = sorted((x.wrap for x in launches if x.wrap), key=lambda wrap: wrap.order)
-    started = (*(word for wrap in wraps for word in wrap.argv), *target.argv)
-    beside = [b.argv for x in launches for b in x.beside]
-    after = [a.argv for x in launches for a in x.after]
-    return tuple(redact.argv(argv) for argv in (started, *beside, *after))
+    argv = run.target.argv
+    if wraps:
+        argv = (*(word for wrap in wraps for word in wrap.argv), run.target.exe, *argv[1:])
+    if run.plan.target.before_each and not run.pids:
+        yield "before_each", redact.argv(run.plan.target.before_each), ""
+    for launch in launches:
+        if launch.child.set:
+            yield "with", _assignments(launch.child.set), ""
+    if not run.pids:
+        yield "target", redact.argv(argv), ""
+    for launch in launches:
+        yield from (("beside", redact.argv(beside.argv), "") for beside in launch.beside)
+    for after in (after for launch in launches for after in launch.after):
+        yield "after", redact.argv(after.argv), f"if there is no {after.when_missing}" if after.when_missing else ""
 
 
-def _launch(member: Any, planned: Pass, target: Target, machine: Machine, facts: Mapping[str, Any]) -> Launch:
-    tool = member.tool(machine)
-    if member.probe is not None and tool.path is None:
-        return Launch()
-    marked = replace(target, env={**target.env, process.MARKER: planned.id})
-    job = Job(planned.id, _PLACE, marked, tool, window=planned.window, facts=facts)
+def _launch(member: Any, planned: Pass, run: resolve.Run, machine: Machine, facts: Mapping[str, Any]) -> Launch:
+    marked = replace(run.target, env={**run.target.env, process.MARKER: planned.id})
+    job = Job(planned.id, _PLACE, marked, member.tool(machine), pids=run.pids, window=planned.window, facts=facts)
     launched: Launch = member.launch(job)
     return launched

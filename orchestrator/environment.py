@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,8 @@ class Environment:
     applied: list[tuple[int, Step, dict[str, Any]]] = field(default_factory=list)
     records: list[StepRecord] = field(default_factory=list)
     child: Child = field(default_factory=Child)
+    interrupts: Callable[[], int] = lambda: 0
+    """How many signals profrun has got: after the first no step is begun, with the second the one that runs ends."""
     failed: bool = False
     """A step that the plan wants to `fail` on was not applied, or one could not be undone."""
 
@@ -34,6 +38,8 @@ class Environment:
         """Applies the steps in order; False when one with `on_fail: fail` was not applied (the later ones are left
         out)."""
         for index, step in enumerate(steps):
+            if self.interrupts():
+                break
             record = self._apply(index, step)
             self.records.append(record)
             if record.status not in ("applied", "already", "clamped") and step.on_fail == "fail":
@@ -48,7 +54,7 @@ class Environment:
             change = step.apply(before)
             self._journal("apply", index, step, before, change)
             self.applied.append((index, step, before))
-            reason = perform(change)
+            reason = perform(change, lambda: self.interrupts() > 1)
             self.child = merge(self.child, step.child())
             verified = None if reason else step.verify(self.here)
         except Exception as error:  # a step of another package may raise anything; the machine must still be put back
@@ -59,18 +65,21 @@ class Environment:
         """Undoes what was applied, the last first."""
         while self.applied:
             index, step, before = self.applied.pop()
-            reason = self._undo(index, step, before)
-            record = self.records[index]
-            self.records[index] = replace(record, restored=not reason, reason=reason or record.reason)
-            self.failed = self.failed or bool(reason)
+            restored, reason = self._undo(index, step, before)
+            for record in self.records[index : index + 1]:  # none where something ended profrun amid the step
+                self.records[index] = replace(record, restored=restored, reason=reason or record.reason)
+            self.failed = self.failed or restored is False
 
-    def _undo(self, index: int, step: Step, before: dict[str, Any]) -> str | None:
+    def _undo(self, index: int, step: Step, before: dict[str, Any]) -> tuple[bool | None, str | None]:
+        """(whether it could be undone, why not); None where there is nothing to undo."""
         try:
             change = step.restore(before)
-            self._journal("restore", index, step, before, change)
-            return perform(change)
+            with contextlib.suppress(OSError):  # a full disk is no reason to leave the machine as it is
+                self._journal("restore", index, step, before, change)
+            reason = perform(change)
         except Exception as error:  # as in _apply
-            return f"{type(error).__name__}: {error}"
+            return False, f"{type(error).__name__}: {error}"
+        return (None if change is None else not reason), reason
 
     def _journal(self, event: str, index: int, step: Step, before: Any, change: Any) -> None:
         entry = {"time_ns": time.time_ns(), "event": event, "step": index, "use": step.use, "before": before}
@@ -78,13 +87,13 @@ class Environment:
         self.folder.append(JOURNAL, json.dumps({**entry, "change": described}))
 
 
-def perform(change: Write | Run | None) -> str | None:
-    """Makes one change to the machine; says why when it did not work."""
+def perform(change: Write | Run | None, give_up: Callable[[], bool] = lambda: False) -> str | None:
+    """Makes one change to the machine; says why when it did not work. `give_up` ends a command that takes its time."""
     if change is None:
         return None
     if isinstance(change, Write):
         return machine.write_host(change.path, change.text)
-    answer = process.ask(change.argv, timeout_s=change.timeout_s)
+    answer = process.ask(change.argv, timeout_s=change.timeout_s, give_up=give_up)
     if answer.ok:
         return None
     said = answer.error or f"{answer.exit.describe() if answer.exit else ''} {answer.stderr.strip()[-300:]}"

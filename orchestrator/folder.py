@@ -18,6 +18,10 @@ from typing import Any
 
 from orchestrator.errors import FolderError
 
+DISK_TROUBLE = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM}
+)
+"""What a disk may answer to a write; any other error of the system is a fault of ours."""
 NEEDED_BYTES = 64 << 20
 """Free space without which no run is begun: less would be lost in the middle."""
 
@@ -65,6 +69,10 @@ class Folder:
         pq.write_table(table, temporary, compression="zstd")
         temporary.replace(target)
         return int(table.num_rows)
+
+    def elsewhere(self, path: Path) -> Folder:
+        """Another folder, kept clean of the same secrets."""
+        return Folder(path, self._scrub)
 
     def raw(self, name: str) -> Path:
         return self.path / "raw" / name
@@ -160,14 +168,20 @@ def _jsonable(value: Any) -> Any:
 
 
 def scratch() -> Path:
-    """A new private directory on node-local disk for raw captures. Falls back where TMPDIR is missing or unwritable.
+    """A new private directory on node-local disk for raw captures. Falls back where TMPDIR is missing, unwritable or
+    full.
 
-    Raises FolderError when no place can be written."""
-    for place in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", str(Path.cwd())):
+    Raises FolderError when no place can be written and has room."""
+    for place in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", "."):
         if place:
             with contextlib.suppress(OSError):
-                return Path(tempfile.mkdtemp(prefix="profrun-", dir=place))
-    raise FolderError("no place for temporary files", "TMPDIR, /tmp, /var/tmp can't be written", "set TMPDIR")
+                if shutil.disk_usage(place).free >= NEEDED_BYTES:
+                    return Path(tempfile.mkdtemp(prefix="profrun-", dir=place)).absolute()
+    raise FolderError(
+        "no place for temporary files",
+        f"TMPDIR, /tmp, /var/tmp and this directory can't be written, or have less than {NEEDED_BYTES >> 20} MiB free",
+        "set TMPDIR to a local disk with room",
+    )
 
 
 def remove(path: Path) -> None:

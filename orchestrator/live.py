@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import select
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,14 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator import process
-from orchestrator.model import After, Beside, Child, EndedBy, Job, Launch, Pass, Process, Target, Tool, Wrap
+from orchestrator.model import After, Beside, Child, EndedBy, Job, Launch, Pass, Process, Status, Target, Tool, Wrap
 from orchestrator.stdio import Relay, Stdin
+from orchestrator.units import show_duration
 
 if TYPE_CHECKING:
     from orchestrator.collectors.base import Collector
     from orchestrator.folder import Folder
     from orchestrator.machine import Machine
 
+PREPARE_LIMIT_S = 600.0
 READY_LIMIT_S = 10.0
 """How long a tool may take to attach before the target goes on without it."""
 EARLY_S, EARLY_TICK_S, TICK_S = 5.0, 0.02, 0.1
@@ -31,6 +34,7 @@ PYTHON_LIMIT = 32
 INTERRUPT_GRACE_S = 30.0
 STOP_LADDER = ((signal.SIGINT, 10.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
 _LOG_TAIL_BYTES = 64 << 10
+FULL_BYTES = 1 << 20
 FOLLOWERS_S = 0.5
 """How long a wrapping tool may outlive the target before it is taken to follow what the target left running."""
 AGENTS_S = 1.0
@@ -49,9 +53,11 @@ class Interrupts(Protocol):
 
 
 class Observer(Protocol):
-    """Who is shown the progress of a pass."""
+    """Who is shown the progress of a pass: time, the target's output on its way to the terminal, a first signal."""
 
     def tick(self, elapsed_s: float) -> None: ...
+    def make_way(self, amid_line: bool) -> None: ...
+    def interrupted(self, number: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -97,8 +103,8 @@ class Aide:
     def ask_to_stop(self) -> None:
         self.helper.ask_to_stop(getattr(signal, self.beside.signal))
 
-    def stop(self, grace_s: float) -> None:
-        self.helper.stop(getattr(signal, self.beside.signal), grace_s)
+    def stop(self, grace_s: float, give_up: Callable[[], bool]) -> None:
+        self.helper.stop(getattr(signal, self.beside.signal), grace_s, give_up)
 
 
 @dataclass
@@ -174,16 +180,17 @@ class LivePass:
         self.started: process.Started | None = None
         self.inner = Inner()
         self.started_ns = self.ended_ns = time.time_ns()
+        self._began = time.monotonic()
         self.ended_by: EndedBy = "itself"
         self.notes: list[str] = []
         self.leftovers: list[Process] = []
         self.killed: list[Process] = []
         self._ladder: Ladder | None = None
         self._pythons: set[tuple[int, ...]] = set()
-        self._before = set(process.marked(context.run_id))
+        self._before: set[int] = set()
         self._stopped_before = {pid for pid in context.pids if process.state(pid) in ("T", "t")}
         self._relays: list[Relay] = []
-        self._window_open = False
+        self.window_opened = False
 
     # ------------------------------------------------------------ what will run
 
@@ -223,26 +230,40 @@ class LivePass:
         except Exception as error:  # a collector from another package may raise anything; the others go on
             return Member(collector, name, job, Launch(), tool, failure=f"{type(error).__name__}: {error}")
 
-    def prepare(self) -> str | None:
+    def interrupted(self) -> bool:
+        """Whether profrun has got a signal."""
+        return bool(self.context.interrupts.received)
+
+    def hurried(self) -> bool:
+        """Whether it has got a second one: nothing is waited for any more."""
+        return len(self.context.interrupts.received) > 1
+
+    def prepare(self) -> tuple[Status, str] | None:
         """Runs the plan's `before_each`; says why the pass can't be run when that fails."""
-        if not self.context.before_each:
+        if self.context.stdin.lost:
+            return "skipped", self.context.stdin.lost
+        if not self.context.before_each or self.context.pids:  # what runs already must not lose its files to us
             return None
         argv = substitute(self.context.before_each, self.names)
-        answer = process.ask(argv, timeout_s=600, env=self.target.env, cwd=self.target.cwd)
+        answer = process.ask(
+            argv, timeout_s=PREPARE_LIMIT_S, env=self.target.env, cwd=self.target.cwd, give_up=self.interrupted
+        )
         if answer.ok:
             return None
+        status: Status = "cancelled" if self.interrupted() else "skipped"
         said = answer.error or f"{answer.exit.describe() if answer.exit else ''} {answer.stderr.strip()[-300:]}"
-        return f"before_each ({' '.join(self.context.redact(argv))}) failed: {said.strip()}"
+        return status, f"before_each ({' '.join(self.context.redact(argv))}) failed: {said.strip()}"
 
     # ------------------------------------------------------------ starting
 
     def start(self) -> None:
         """Starts the tools that come first, the target, and those that attach before it goes on."""
+        self._before = {*process.marked(self.context.run_id), *process.descendants(os.getpid())}
         for member, beside in self._besides("start"):
             self._help(member, beside, self.context.pids[0] if self.context.pids else 0)
         if not self.context.pids:
             self._start_target()
-        self.started_ns = self.started.started_ns if self.started else time.time_ns()
+        self.started_ns, self._began = self.started.started_ns if self.started else time.time_ns(), time.monotonic()
         for member in self.members:
             member.started_ns = self.started_ns
 
@@ -254,7 +275,7 @@ class LivePass:
             os.close(fd)
         if self.context.outputs:
             pairs = zip(("stdout", "stderr"), self.context.outputs, strict=True)
-            self._relays = [Relay(self.dir / f"{name}.log", fd) for name, fd in pairs]
+            self._relays = [Relay(self.dir / f"{name}.log", fd, self.context.observer.make_way) for name, fd in pairs]
         for member, beside in gated:
             self._help(member, beside, self.started.pid)
         for member in self.members:
@@ -303,9 +324,8 @@ class LivePass:
     def _help(self, member: Member, beside: Beside, pid: int) -> None:
         """Starts a tool beside the target; one that can't be started is that capture's failure."""
         serial = len(member.aides)
-        roots = self.context.pids or (pid,)
-        pids = dict.fromkeys(p for root in roots for p in (root, *process.descendants(root)))
-        argv = substitute(beside.argv, {"pid": str(pid), "pids": ",".join(map(str, pids)), "n": str(serial)})
+        pids = ",".join(map(str, self._trees(self.context.pids or (pid,))))
+        argv = substitute(beside.argv, {"pid": str(pid), "pids": pids, "n": str(serial)})
         stem = f"{serial}." if serial else ""
         env = {**os.environ, process.MARKER: self.mark}
         try:
@@ -318,9 +338,18 @@ class LivePass:
         member.aides.append(Aide(beside, argv, helper))
         member.commands.append(argv)
 
+    def _trees(self, roots: Iterable[int]) -> list[int]:
+        """Processes with their descendants. One that is attached to may have started profrun, which is left out."""
+        found = dict.fromkeys(pid for root in roots for pid in (root, *process.descendants(root)))
+        if not self.context.pids or os.getpid() not in found:
+            return list(found)
+        note = "the process that is looked at has started profrun: a tool that follows its children sees profrun, too"
+        self.notes += [note] if note not in self.notes else []
+        return [pid for pid in found if pid not in (os.getpid(), *process.descendants(os.getpid()))]
+
     def _await_ready(self, member: Member, aide: Aide, pid: int) -> None:
         deadline = time.monotonic() + READY_LIMIT_S
-        while not aide.helper.ended() and not self._ready(member, aide, pid):
+        while not (aide.helper.ended() or self._ready(member, aide, pid) or self.interrupted()):
             if time.monotonic() > deadline:
                 member.notes.append(f"had not attached after {READY_LIMIT_S:g} s; the target went on without it")
                 return
@@ -348,6 +377,7 @@ class LivePass:
             self._climb()
             self._cap_sizes()
             self._mend_stopped()
+            process.reap_orphans()
             for relay in self._relays:
                 relay.forward()
             self.context.stdin.pump()
@@ -357,7 +387,7 @@ class LivePass:
         self.context.stdin.close()
 
     def _elapsed_s(self) -> float:
-        return (time.time_ns() - self.started_ns) / 1e9
+        return time.monotonic() - self._began
 
     def _over(self) -> bool:
         if self.started is None:
@@ -369,11 +399,10 @@ class LivePass:
         return False
 
     def _sleep(self) -> None:
-        stdin = self.context.stdin.fileno()
-        watched = [self.context.interrupts.fileno()]
-        watched += [self.started.fileno()] if self.started else []
-        watched += [stdin] if stdin is not None else []
-        select.select(watched, [], [], EARLY_TICK_S if self._elapsed_s() < EARLY_S else TICK_S)
+        readable, writable = self.context.stdin.watched()
+        readable += [self.context.interrupts.fileno()]
+        readable += [self.started.fileno()] if self.started else []
+        select.select(readable, writable, [], EARLY_TICK_S if self._elapsed_s() < EARLY_S else TICK_S)
 
     def is_wrapped(self) -> bool:
         """Whether a tool starts the target itself, so that our child is the tool."""
@@ -434,8 +463,11 @@ class LivePass:
         window, elapsed_s = self.planned.window, self._elapsed_s()
         if window is None:
             return
-        if not self._window_open and elapsed_s >= window.after_s:
-            self._window_open = True
+        if not self.window_opened and elapsed_s >= window.after_s:
+            self.window_opened = True
+            if self.planned.role == "profiled" and self.started:
+                length = f" for {show_duration(window.for_s)}" if window.for_s is not None else ""
+                self.notes.append(f"recorded only from {show_duration(window.after_s)} on{length}")
             self._open_window()
         if window.for_s is not None and elapsed_s >= window.after_s + window.for_s:
             self._close_window(window.then)
@@ -464,6 +496,7 @@ class LivePass:
         received, limit_s = self.context.interrupts.received, self.planned.timeout_s
         if received and self.ended_by != "interrupt":
             self.ended_by = "interrupt"
+            self.context.observer.interrupted(received[0])
             self._ladder = Ladder(((received[0], INTERRUPT_GRACE_S), *STOP_LADDER[1:]))
         elif len(received) > 1 and self._ladder and signal.SIGKILL not in self._ladder.sent:
             self._ladder = Ladder(STOP_LADDER[-1:])
@@ -511,12 +544,23 @@ class LivePass:
             self._stop_aides(member)
         self._await_tools(ended)
         self._sweep()
+        if shutil.disk_usage(self.dir).free < FULL_BYTES:
+            self.notes.append(f"the disk of {self.dir} is full: what the target and the tools wrote there may be cut")
         for relay in self._relays:
-            relay.close()
+            relay.close(self.hurried)
         for member in self.members:
             for after in member.launch.after:
                 self._after(member, after)
             self._remove_litter(member)
+
+    def abandon(self) -> None:
+        """When profrun itself has failed: ends everything of this pass."""
+        for member in self.members:
+            for aide in member.aides:
+                aide.helper.stop(signal.SIGKILL, 0.0)
+        if not self.context.pids:
+            process.end(lambda: [pid for pid in self._left() if process.alive(pid)], patience_s=0.5)
+        process.continue_stopped(pid for pid in self.context.pids if pid not in self._stopped_before)
 
     def _stop_aides(self, member: Member) -> None:
         """Ends the tools of a member; those that end with the target get a moment to do so by themselves."""
@@ -524,10 +568,11 @@ class LivePass:
         for aide in member.aides:
             grace_s = max(aide.beside.grace_s, member.collector.flush)
             if not aide.helper.asked_to_stop and not self.context.pids:
-                aide.helper.wait(BY_ITSELF_S)
-            aide.stop(grace_s)
+                aide.helper.wait(BY_ITSELF_S, self.hurried)
+            aide.stop(grace_s, self.hurried)
             if aide.helper.killed:
-                member.notes.append(f"killed after {grace_s:g} s; its output may be cut")
+                when = "at once, as a second signal asked for" if self.hurried() else f"after {grace_s:g} s"
+                member.notes.append(f"killed {when}; its output may be cut")
         if member.aides:
             member.flush_s = round(time.monotonic() - began, 3)
             member.ended_ns = member.ended_ns or self.ended_ns
@@ -542,7 +587,7 @@ class LivePass:
         deadline, asked = ended + flush_s, False
         while tools := self._tools():
             now = time.monotonic()
-            if now > deadline:
+            if now > deadline or self.hurried():
                 self.notes.append(f"{len(tools)} processes of the tool were ended {now - ended:.0f} s after the target")
                 process.end(self._tools, patience_s=0.5)
                 break
@@ -604,14 +649,13 @@ class LivePass:
                 with contextlib.suppress(OSError):
                     Path(found[1]).unlink()
 
-    @staticmethod
-    def _after(member: Member, after: After) -> None:
+    def _after(self, member: Member, after: After) -> None:
         if after.when_missing and (member.dir / after.when_missing).exists():
             return
         member.commands.append(after.argv)
-        answer = process.ask(after.argv, timeout_s=after.timeout_s, cwd=str(member.dir))
+        answer = process.ask(after.argv, timeout_s=after.timeout_s, cwd=str(member.dir), give_up=self.hurried)
         for name, text in (("stdout.log", answer.stdout), ("stderr.log", answer.stderr + (answer.error or ""))):
-            with (member.dir / name).open("a", errors="surrogateescape") as log:
+            with contextlib.suppress(OSError), (member.dir / name).open("a", errors="surrogateescape") as log:
                 log.write(text)
 
 

@@ -56,6 +56,10 @@ class Machine:
             self._tools[probe] = Tool(probe.name, None) if path is None else _probed(probe, path)
         return self._tools[probe]
 
+    def given(self, name: str) -> str | None:
+        """The path that the plan gives for a tool; None when it gives none."""
+        return self._given.get(name)
+
     def _find(self, probe: ToolProbe) -> str | None:
         given = self._given.get(probe.name)
         if given:
@@ -207,10 +211,9 @@ def write_host(path: str, text: str) -> str | None:
 
 def _probed(probe: ToolProbe, path: str) -> Tool:
     known, key = _cache(), _key(probe, path)
-    if key not in known:
-        known[key] = _probe(probe, path)
-        _keep(known)
-    entry = known[key]
+    entry = known.get(key) or _probe(probe, path)
+    if key not in known and any(entry.values()):  # one that has said nothing, such as by hanging, is asked again
+        _keep({**known, key: entry})
     return Tool(probe.name, path, entry["version"], frozenset(entry["features"]))
 
 

@@ -79,14 +79,20 @@ def _environment(steps: Sequence[StepRecord], failed: bool) -> Verdict | None:
         s for s in steps if s.status in ("failed", "refused", "drifted")
     ]
     words = "; ".join(f"{s.use}: {s.reason or s.status}" for s in bad)
-    return EXIT_ENVIRONMENT, "environment_failed", f"the environment was not as the plan wants it: {words}"
+    left = any(s.restored is False for s in bad)
+    what = "the machine could not be put back" if left else "the environment was not as the plan wants it"
+    return EXIT_ENVIRONMENT, "environment_failed", f"{what}: {words}"
 
 
 def _captures(captures: Sequence[Capture]) -> Verdict | None:
     bad = [c for c in captures if c.required and c.status not in HARMLESS]
     if not bad:
         return None
-    return EXIT_CAPTURE, "incomplete", "; ".join(f"{c.collector}: {c.status} ({c.reason})" for c in bad)
+    who: dict[tuple[str, str | None], dict[str, None]] = {}
+    for capture in bad:
+        who.setdefault((capture.status, capture.reason), {})[capture.collector] = None
+    lost = (f"{', '.join(names)}: {status} ({reason})" for (status, reason), names in who.items())
+    return EXIT_CAPTURE, "incomplete", "; ".join(lost)
 
 
 def _warnings(captures: Sequence[Capture], steps: Sequence[StepRecord]) -> Verdict | None:

@@ -182,11 +182,11 @@ Item = Annotated[
 ]
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
+    """The name as it is. Raises ValueError for one that can't be part of a folder's name."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-        raise ValueError(
-            f"{name!r} names folders: use up to 64 letters, digits, `-`, `_` and `.`, a letter or digit first"
-        )
+        rule = "use up to 64 letters, digits, `-`, `_` and `.`, a letter or digit first"
+        raise ValueError(f"{name!r} can't name a folder: {rule}")
     return name
 
 
@@ -219,7 +219,7 @@ class Plan(_Part):
     """A profiling plan: what to run, what to look at it with, and in which state of the machine."""
 
     version: Literal[1] = Field(description="the version of the plan's format; always 1")
-    name: Annotated[str, AfterValidator(_plain_name)] = Field(
+    name: Annotated[str, AfterValidator(plain_name)] = Field(
         "plan", description="the name of its reports; the file's name when left out"
     )
     description: str | None = Field(None, description="one sentence for people")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,39 +11,58 @@ from orchestrator.model import Check, Pass
 
 if TYPE_CHECKING:
     from orchestrator.collectors.base import Collector
+    from orchestrator.env_steps.base import Step
     from orchestrator.machine import Machine
     from orchestrator.resolve import Run
 
 
 @dataclass(frozen=True)
 class Preflight:
-    """The checks of each collector, and with them who can take part."""
+    """The checks of each collector and each environment step, and with them who can take part."""
 
     checks: tuple[tuple[Collector, tuple[Check, ...]], ...]
+    steps: tuple[tuple[Step, tuple[Check, ...]], ...] = ()
+
+    def every(self) -> Iterator[Check]:
+        """All checks, those of the collectors first."""
+        return (check for _, checks in (*self.checks, *self.steps) for check in checks)
 
     def of(self, collector: Collector) -> tuple[Check, ...]:
         return next((checks for member, checks in self.checks if member is collector or member == collector), ())
 
     def obstacle(self, collector: Collector) -> Check | None:
         """Why it can't take part; None when it can."""
-        return next((c for c in self.of(collector) if c.verdict in ("missing", "blocked")), None)
+        return _obstacle(self.of(collector))
 
     def able(self, planned: Pass) -> tuple[Collector, ...]:
         """The members of a pass that can take part."""
         return tuple(member for member in planned.members if self.obstacle(member) is None)
 
+    def refusal(self, passes: Iterable[Pass]) -> PreflightError | None:
+        """Why nothing may run: a step that the plan insists on can't work, or no collector can; None when it may."""
+        for step, checks in self.steps:
+            if step.on_fail == "fail" and (bad := _obstacle(checks)):
+                return PreflightError(f"the plan's environment can't be made here: {bad.message}", "", bad.fix or "")
+        if any(self.able(planned) for planned in passes):
+            return None
+        bad_ones = [bad for _, checks in self.checks if (bad := _obstacle(checks))]
+        said = "\n".join(f"  {check.subject}: {check.message}" for check in bad_ones)
+        return PreflightError(f"nothing in this plan can run here:\n{said}", "", _fixes(bad_ones))
 
-def preflight(run: Run, machine: Machine, *, attaching: bool = False) -> Preflight:
-    """Asks every collector. Raises PreflightError when none of them could do anything here."""
-    result = Preflight(tuple((member, tuple(_checks(member, machine, attaching))) for member in run.collectors()))
-    if not any(result.able(planned) for planned in run.passes):
-        obstacles = [check for member in run.collectors() if (check := result.obstacle(member))]
-        raise PreflightError(
-            "nothing in this plan can run here:\n" + "\n".join(f"  {c.subject}: {c.message}" for c in obstacles),
-            "",
-            _fixes(obstacles),
-        )
-    return result
+
+def preflight(run: Run, machine: Machine) -> Preflight:
+    """Asks every collector and every environment step. Raises PreflightError when nothing may run."""
+    found = ask(run, machine)
+    refusal = found.refusal(run.passes)
+    if refusal:
+        raise refusal
+    return found
+
+
+def ask(run: Run, machine: Machine) -> Preflight:
+    """What every collector and every environment step says of this machine."""
+    members = tuple((member, tuple(_checks(member, machine, bool(run.pids)))) for member in run.collectors())
+    return Preflight(members, tuple((step, tuple(_asked(step, machine))) for step in run.plan.environment))
 
 
 def _checks(collector: Collector, machine: Machine, attaching: bool) -> list[Check]:
@@ -51,10 +70,18 @@ def _checks(collector: Collector, machine: Machine, attaching: bool) -> list[Che
         return [
             Check(collector.use, "missing", "can't look at a process that already runs", "start the program under it")
         ]
+    return _asked(collector, machine)
+
+
+def _asked(one: Collector | Step, machine: Machine) -> list[Check]:
     try:
-        return collector.checks(machine)
-    except Exception as error:  # a collector from another package may raise anything; the others go on
-        return [Check(collector.use, "missing", f"its checks failed: {type(error).__name__}: {error}")]
+        return one.checks(machine)
+    except Exception as error:  # one from another package may raise anything; the others go on
+        return [Check(one.use, "missing", f"its checks failed: {type(error).__name__}: {error}")]
+
+
+def _obstacle(checks: Sequence[Check]) -> Check | None:
+    return next((check for check in checks if check.verdict in ("missing", "blocked")), None)
 
 
 def _fixes(checks: Sequence[Check]) -> str:

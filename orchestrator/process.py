@@ -9,9 +9,11 @@ import ctypes
 import os
 import resource
 import select
+import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ _PROC = Path("/proc")
 _WAITED_FOR: set[int] = set()
 """Children whose end somebody here waits for; `reap_orphans` leaves them alone."""
 _ANSWER_LIMIT_BYTES = 16 << 20
+_FORK_BYTES = 4 << 20
+"""What a forked child may touch before its exec."""
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
 
@@ -52,37 +56,78 @@ class Answer:
 
 
 def ask(
-    argv: Sequence[str], *, timeout_s: float = 10.0, env: Mapping[str, str] | None = None, cwd: str | None = None
+    argv: Sequence[str],
+    *,
+    timeout_s: float = 10.0,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    give_up: Callable[[], bool] = lambda: False,
 ) -> Answer:
-    """Runs a short command to its end, or kills its whole group after `timeout_s`. Never raises for what the command
-    does."""
+    """Runs a short command to its end. After `timeout_s`, or when `give_up` says so, its whole group is ended. Never
+    raises for what the command does."""
     import sh
 
-    words = tuple(argv)
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, Path(os.devnull).open("rb") as nothing:
-        options: dict[str, Any] = {
-            "_bg": True, "_bg_exc": False, "_return_cmd": True, "_new_session": True, "_tty_out": False,
-            "_in": nothing, "_out": out, "_err": err, "_ok_code": range(-64, 256),
-            "_env": dict(os.environ if env is None else env), **({"_cwd": cwd} if cwd else {}),
-        }  # fmt: skip
-        try:
-            command: Any = sh.Command(words[0])
-            running = command(*words[1:], **options)
-        except (sh.CommandNotFound, sh.ForkException, OSError, UnicodeError) as error:
-            return Answer(words, None, "", "", f"{words[0]} can't be started: {str(error) or 'not found'}")
-        error_text = _wait(running, timeout_s, sh)
-        exit_ = None if error_text else _exit_of(running.exit_code)
-        return Answer(words, exit_, _text(out), _text(err), error_text)
-
-
-def _wait(running: Any, timeout_s: float, sh: Any) -> str | None:
+    words, environment = tuple(argv), dict(os.environ if env is None else env)
+    program = _program(words[0], environment, cwd)
+    if program is None:
+        return Answer(words, None, "", "", f"{words[0]} can't be started: command not found")
     try:
-        running.wait(timeout=timeout_s)
-    except sh.TimeoutException:
-        with contextlib.suppress(OSError):
-            running.signal_group(signal.SIGKILL)
-        return f"no answer in {timeout_s:g} s"
-    return None
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, Path(os.devnull).open("rb") as nothing:
+            options: dict[str, Any] = {
+                "_bg": 1,  # not True: with that, sh would let the command ignore SIGHUP
+                "_bg_exc": False, "_return_cmd": True, "_new_session": True, "_tty_out": False,
+                "_in": nothing, "_out": out, "_err": err, "_ok_code": range(-64, 256),
+                "_env": environment, **({"_cwd": cwd} if cwd else {}),
+            }  # fmt: skip
+            command: Any = sh.Command(program)
+            with _no_thread_left():
+                error_text, code = _attend(command(*words[1:], **options), timeout_s, give_up)
+            exit_ = None if error_text else _exit_of(code)
+            return Answer(words, exit_, _text(out), _text(err), error_text)
+    except (sh.ForkException, OSError, UnicodeError) as error:
+        said = str(error).strip().splitlines()[-1].strip()  # sh tells of a failed exec with a whole traceback
+        return Answer(words, None, "", "", f"{words[0]} can't be started: {said}")
+
+
+def _program(word: str, env: Mapping[str, str], cwd: str | None) -> str | None:
+    """The command's file, looked for as a shell would in that environment and directory; None when there is none."""
+    place = os.path.join(cwd or "", word) if os.sep in word else word  # noqa: PTH118 - "./x" must keep its slash
+    return shutil.which(place, path=env.get("PATH", os.defpath))
+
+
+@contextlib.contextmanager
+def _no_thread_left() -> Iterator[None]:
+    """The threads of `sh` end a moment after its command; until then no fork of ours would be a safe one."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(1.0)
+
+
+def _attend(running: Any, timeout_s: float, give_up: Callable[[], bool]) -> tuple[str | None, int]:
+    """(why it had to be ended, or None; its exit code as `sh` counts)."""
+    deadline, pause_s, why = time.monotonic() + timeout_s, 0.001, None
+    try:
+        while running.is_alive():
+            if time.monotonic() > deadline or give_up():
+                why = "it was interrupted" if give_up() else f"no answer in {timeout_s:g} s"
+                break
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, 0.05)
+    finally:
+        _dismiss(running)
+    return why, 0 if running.is_alive() else running.exit_code
+
+
+def _dismiss(running: Any) -> None:
+    """Ends what still runs of it, also when an exception is on its way."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + 1.0
+        if running.is_alive():
+            with contextlib.suppress(OSError):
+                running.signal_group(number)
+        while running.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.005)
 
 
 def _exit_of(code: int) -> Exit:
@@ -118,9 +163,9 @@ class Started:
         self.pid = pid
         self.started_ns, self._started = time.time_ns(), time.perf_counter()
         self._failure = failure
-        self._pidfd = os.pidfd_open(pid)
+        self._end = _end_of(pid)
         _WAITED_FOR.add(pid)
-        self._floor_bytes = own_peak_rss_bytes()
+        self._floor_bytes = own_rss_bytes() + _FORK_BYTES
         self.exit: Exit | None = None
         self.start_error: str | None = None
         """Why its exec failed; known after its end, None when it did not fail."""
@@ -129,7 +174,7 @@ class Started:
         self.usage: resource.struct_rusage | None = None
 
     def fileno(self) -> int:
-        return self._pidfd
+        return self._end
 
     def open_gate(self) -> None:
         """Lets a target that waits before its exec go on; its clock starts now."""
@@ -145,7 +190,7 @@ class Started:
 
     def wait(self, timeout_s: float) -> bool:
         """Waits up to `timeout_s` for its end; True when it has ended."""
-        if self.exit is None and select.select([self._pidfd], [], [], max(0.0, timeout_s))[0]:
+        if self.exit is None and select.select([self._end], [], [], max(0.0, timeout_s))[0]:
             self._reap()
         return self.exit is not None
 
@@ -155,12 +200,29 @@ class Started:
         self.exit = wait_status(status)
         self.start_error = os.read(self._failure, 4096).decode("utf-8", "replace") or None
         os.close(self._failure)
-        os.close(self._pidfd)
+        os.close(self._end)
+        _WAITED_FOR.discard(self.pid)
 
     def max_rss_bytes(self) -> int | None:
-        """Its peak resident set; None where it is not above ours, since a child inherits our peak through fork."""
+        """Its peak resident set; None where that is not above our own size at its start, which the kernel counts as its
+        first (a forked child's memory is its parent's until the exec)."""
         peak = self.usage.ru_maxrss * 1024 if self.usage else 0
         return peak if peak > self._floor_bytes else None
+
+
+def _end_of(pid: int) -> int:
+    """A descriptor that becomes readable when our child ends: a pidfd, or a pipe where there is none (Linux before 5.3,
+    Python built with older headers, as those of conda and uv were for years)."""
+    with contextlib.suppress(AttributeError, OSError):
+        return os.pidfd_open(pid)
+    end, other_end = os.pipe2(os.O_CLOEXEC)
+
+    def watch() -> None:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        os.close(other_end)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return end
 
 
 def start(spec: Spec, *, gated: bool = False) -> Started:
@@ -191,12 +253,13 @@ def stopped_child() -> Iterator[int]:
 
 
 def _become(spec: Spec, gated: bool, failure: int, tracer: Callable[[], object] | None) -> NoReturn:
-    """The child's side: becomes the target, or says why not. Python ignores SIGPIPE and SIGXFSZ; the target must
-    not."""
+    """The child's side: becomes the target, or says why not. Python ignores SIGPIPE and SIGXFSZ, and profrun notes what
+    would end it; the target must not."""
     code = EXIT_NOT_FOUND
     try:
         os.setsid()
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        noted = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if callable(signal.getsignal(n))]
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, *noted):
             signal.signal(number, signal.SIG_DFL)
         for fd, standard in ((spec.stdin, 0), (spec.stdout, 1), (spec.stderr, 2)):
             os.dup2(fd, standard)
@@ -246,8 +309,9 @@ def wait_status(status: int) -> Exit:
     return Exit(signal=os.WTERMSIG(status)) if os.WIFSIGNALED(status) else Exit(code=os.WEXITSTATUS(status))
 
 
-def own_peak_rss_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def own_rss_bytes() -> int:
+    """Our resident set now."""
+    return int((_PROC / "self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 # ---------------------------------------------------------------- the profilers beside it
@@ -259,7 +323,7 @@ class Helper:
     def __init__(self, argv: Sequence[str], stdout: Path, stderr: Path, env: Mapping[str, str], cwd: Path) -> None:
         """Raises OSError when it can't be started."""
         self.argv = tuple(argv)
-        with stdout.open("ab") as out, stderr.open("ab") as err:
+        with stdout.open("ab") as out, stderr.open("ab") as err, _hearing_interrupts():
             self._popen = subprocess.Popen(
                 self.argv,
                 stdin=subprocess.DEVNULL,
@@ -281,12 +345,17 @@ class Helper:
         code = self._popen.poll()
         return None if code is None else _exit_of(code).status
 
-    def wait(self, timeout_s: float) -> bool:
-        try:
-            self._popen.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+    def wait(self, timeout_s: float, give_up: Callable[[], bool] = lambda: False) -> bool:
+        """Waits for its end, up to `timeout_s` or until `give_up`; True when it has ended."""
+        deadline = time.monotonic() + timeout_s
+        while not give_up():
+            try:
+                self._popen.wait(min(0.2, max(0.0, deadline - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                if time.monotonic() < deadline:
+                    continue
+            break
+        return self.ended()
 
     def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -298,19 +367,33 @@ class Helper:
             self.asked_to_stop = True
             self.signal(number)
 
-    def stop(self, number: int, grace_s: float) -> None:
-        """Asks it to end with `number`, then with SIGTERM, then kills it and everything in its session."""
-        if self.ended():
-            return
-        self.ask_to_stop(number)
-        if self.wait(grace_s):
-            return
-        self.signal(signal.SIGTERM)
-        if self.wait(5.0):
-            return
-        self.killed = True
-        self.signal(signal.SIGKILL)
+    def stop(self, number: int, grace_s: float, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Asks it to end with `number`, then with SIGTERM, then kills it; `give_up` leaves out the waiting. Nothing
+        that it has started in its session lives on."""
+        if not self.ended():
+            self.ask_to_stop(number)
+            if not self.wait(grace_s, give_up):
+                self.signal(signal.SIGTERM)
+                self.killed = not self.wait(5.0, give_up)
+        for pid in descendants(os.getpid()):
+            if session(pid) == self.pid:
+                send(pid, signal.SIGKILL)
         self.wait(5.0)
+
+
+@contextlib.contextmanager
+def _hearing_interrupts() -> Iterator[None]:
+    """What is started now does not inherit that SIGINT is ignored, as a script's `profrun ... &` has it: that is how
+    profilers are stopped. A handler is no inheritance, and this one ignores the signal for us meanwhile."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # ---------------------------------------------------------------- who is there
@@ -360,6 +443,14 @@ def state(pid: int) -> str | None:
     except OSError:
         return None
     return text.rpartition(")")[2].split()[0]
+
+
+def session(pid: int) -> int | None:
+    """The session it belongs to; None when it is gone."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
 
 
 def alive(pid: int) -> bool:

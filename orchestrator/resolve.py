@@ -33,6 +33,8 @@ class Run:
     target: Target
     passes: tuple[Pass, ...]
     env_set: Mapping[str, str] = field(default_factory=dict)
+    pids: tuple[int, ...] = ()
+    """Processes that run already, to be looked at instead of a program to be started."""
 
     @property
     def name(self) -> str:
@@ -60,25 +62,35 @@ def resolve(plan: Plan, command: Sequence[str], first_index: int = 1) -> Run:
     return Run(plan, target(words, plan.target.cwd, plan.target.env), passes(plan, first_index))
 
 
-def attach(plan: Plan, pids: Sequence[int], duration_s: float | None) -> Run:
+def attach(plan: Plan, pids: Sequence[int], duration_s: float | None, first_index: int = 1) -> Run:
     """The run that looks at processes which already run: one pass a group, for `duration_s` or until they end.
 
     Raises UsageError when one of them does not exist."""
     for pid in pids:
         if not process.alive(pid):
             raise UsageError(f"there is no process {pid}", "it has ended, or never was", "look it up: pgrep -af python")
-    looked_at = Target(
-        process.argv_of(pids[0]) or (f"pid {pids[0]}",), process.exe_of(pids[0]) or "", "/", dict(os.environ)
-    )
+    argv = process.argv_of(pids[0]) or (f"pid {pids[0]}",)
+    looked_at = Target(argv, process.exe_of(pids[0]) or "", _cwd_of(pids[0]), dict(os.environ))
     span = window(plan) or Window()
     span = replace(span, for_s=duration_s if duration_s is not None else span.for_s, then="continue")
-    planned = tuple(replace(p, window=span, role="profiled") for p in passes(plan) if p.role == "profiled")
-    return Run(plan, looked_at, planned)
+    looks = (p for p in passes(plan) if p.role == "profiled")
+    planned = tuple(replace(p, id=f"p{i:02d}", index=i, window=span) for i, p in enumerate(looks, first_index))
+    return Run(plan, looked_at, planned, pids=tuple(pids))
+
+
+def _cwd_of(pid: int) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/cwd").readlink())
+    except OSError:  # somebody else's, or just gone
+        return "unknown"
 
 
 def target(words: tuple[str, ...], cwd: str, env_set: Mapping[str, str]) -> Target:
     """The program as it will be started. Raises StartError (127 not found, 126 not executable)."""
-    place = str(Path(cwd).expanduser().absolute())
+    try:
+        place = str(Path(cwd).expanduser().absolute())
+    except (OSError, RuntimeError) as error:  # the directory that profrun stands in was removed; an unknown ~user
+        raise StartError(f"the target's directory {cwd} can't be found", str(error), "", EXIT_NOT_EXECUTABLE) from error
     if not Path(place).is_dir():
         raise StartError(f"the target's directory {place} does not exist", "", "mend target.cwd", EXIT_NOT_EXECUTABLE)
     env = {**os.environ, **env_set}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator import __version__, collect, folder, process, redact, resolve
 from orchestrator.environment import Environment
-from orchestrator.errors import ReportError, UsageError
+from orchestrator.errors import EXIT_CAPTURE, FolderError, ReportError, UsageError
 from orchestrator.live import Context
 from orchestrator.machine import Machine
 from orchestrator.model import Capture, Child, Outcome, Pass, PassRecord, Status
@@ -51,8 +53,10 @@ class Console(Protocol):
     def begin(
         self, run: resolve.Run, checks: Preflight, estimate: resolve.Estimate, interpreter: str | None
     ) -> None: ...
-    def pass_begins(self, planned: Pass, total: int, expected_s: float | None) -> None: ...
+    def pass_begins(self, planned: Pass, expected_s: float | None) -> None: ...
     def tick(self, elapsed_s: float) -> None: ...
+    def make_way(self, amid_line: bool) -> None: ...
+    def interrupted(self, number: int) -> None: ...
     def pass_ends(self, record: PassRecord, captures: Sequence[Capture]) -> None: ...
     def stage(self, name: str) -> None: ...
     def warn(self, text: str) -> None: ...
@@ -98,17 +102,33 @@ class State:
 
 
 def run(request: Request, console: Console) -> Report:
-    """Runs a plan and gives back its report. Raises ProfrunError for what stops a run before it has begun."""
+    """Runs a plan and gives back its report. Raises ProfrunError for what stops a run before it has begun, and when the
+    disk does not take the report."""
     with Signals() as signals:
         state = State(request, console, Machine(request.plan.tools), signals)
         try:
-            for stage in (resolve_plan, check, open_folder, apply_environment, run_passes):
-                stage(state)
+            _run(state)
+        except OSError as error:
+            if state.folder is None or error.errno not in folder.DISK_TROUBLE:
+                raise
+            raise _unwritten(state, error) from error
+        except KeyboardInterrupt:
+            if state.folder and state.folder.raw("run.json").exists():
+                console.warn(f"the report is not finished: profrun report {state.folder.path}")
+            raise
         finally:
-            restore(state)
-        for stage in (keep_raw, keep_log, normalise_and_render):
-            stage(state)
+            tidy_up(state)
     return state.report
+
+
+def _run(state: State) -> None:
+    try:
+        for stage in (resolve_plan, check, open_folder, apply_environment, run_passes):
+            stage(state)
+    finally:
+        restore(state)
+    for stage in (keep_raw, keep_log, normalise_and_render, keep_log):
+        stage(state)
 
 
 # ---------------------------------------------------------------- the stages
@@ -117,15 +137,19 @@ def run(request: Request, console: Console) -> Report:
 def resolve_plan(state: State) -> None:
     """Which program, which passes."""
     request = state.request
+    first = _next_index(state) if request.into else 1
     if request.pids:
-        state.run = resolve.attach(request.plan, request.pids, request.duration_s)
-        return
-    state.run = resolve.resolve(request.plan, request.command, _next_index(state) if request.into else 1)
+        state.run = resolve.attach(request.plan, request.pids, request.duration_s, first)
+    else:
+        state.run = resolve.resolve(request.plan, request.command, first)
+    if request.into:
+        _check_same_command(request.into, redact.argv(state.run.target.argv))
+        _check_complete(state.run)
 
 
 def check(state: State) -> None:
     """What can work here."""
-    state.checks = preflight(state.run, state.machine, attaching=bool(state.request.pids))
+    state.checks = preflight(state.run, state.machine)
 
 
 def open_folder(state: State) -> None:
@@ -149,8 +173,14 @@ def open_folder(state: State) -> None:
 def apply_environment(state: State) -> None:
     """The machine into the plan's state; a step with `on_fail: fail` that does not work keeps the passes from
     running."""
-    state.environment = Environment(state.machine, state.folder)
-    if not state.environment.apply(state.run.plan.environment):
+    state.signals.held = True  # from here on the steps and passes see to them
+    state.environment = Environment(state.machine, state.folder, interrupts=lambda: len(state.signals.received))
+    steps = state.run.plan.environment
+    ready = state.environment.apply(steps)
+    for step, record in zip(steps, state.environment.records, strict=False):
+        if record.reason and step.on_fail != "ignore":
+            state.console.warn(f"environment: {step.use} {record.status}: {record.reason}")
+    if not ready:
         state.console.warn("the environment could not be brought into the plan's state: no pass is run")
 
 
@@ -168,33 +198,40 @@ def run_passes(state: State) -> None:
 
 
 def restore(state: State) -> None:
-    """The machine as it was, whatever happened before."""
+    """The machine as it was, whatever happened before, and whoever is impatient."""
+    state.signals.held = True
     if state.environment:
         state.environment.restore()
-    if state.scratch and not any(_unmoved(state.scratch)):
-        folder.remove(state.scratch)
+    state.signals.held = False
 
 
 def keep_raw(state: State) -> None:
-    """raw/run.json: all that a rebuild needs beside the tools' own files."""
-    environment = state.environment
+    """raw/run.json: all that a rebuild needs beside the tools' own files. Where the disk does not take it (OSError), it
+    is kept in scratch space."""
     state.info = replace(state.info, duration_s=round(time.perf_counter() - state.started, 3))
+    try:
+        state.folder.write_json("raw/run.json", _raw(state))
+    except OSError:
+        with contextlib.suppress(OSError):
+            state.folder.elsewhere(_scratch(state)).write_json("run.json", _raw(state))
+        raise
+
+
+def _raw(state: State) -> dict[str, Any]:
+    environment = state.environment
     earlier = read_raw(state.folder.path) if state.request.into else None
     records = [capture_record(c) for c in state.captures]
-    state.folder.write_json(
-        "raw/run.json",
-        {
-            "schema": RAW_SCHEMA,
-            "run": asdict(state.info),
-            "machine": state.facts,
-            "environment": [asdict(r) for r in environment.records] if environment else [],
-            "environment_failed": bool(environment and environment.failed),
-            "interrupted_by": next(iter(state.signals.received), None),
-            "strict": state.request.strict,
-            "passes": (earlier["passes"] if earlier else []) + [asdict(p) for p in state.passes],
-            "captures": (earlier["captures"] if earlier else []) + records,
-        },
-    )
+    return {
+        "schema": RAW_SCHEMA,
+        "run": asdict(state.info),
+        "machine": state.facts,
+        "environment": [asdict(r) for r in environment.records] if environment else [],
+        "environment_failed": bool(environment and environment.failed),
+        "interrupted_by": next(iter(state.signals.received), None),
+        "strict": state.request.strict,
+        "passes": (earlier["passes"] if earlier else []) + [asdict(p) for p in state.passes],
+        "captures": (earlier["captures"] if earlier else []) + records,
+    }
 
 
 def normalise_and_render(state: State) -> None:
@@ -203,8 +240,15 @@ def normalise_and_render(state: State) -> None:
 
 
 def keep_log(state: State) -> None:
-    """run.log: what was shown while it ran; what the parsers have to say is added to it."""
+    """run.log: what was shown while it ran. Written before the page, which links to it, and again with what the parsers
+    had to say."""
     state.folder.write("run.log", "\n".join(state.console.logged) + "\n")
+
+
+def tidy_up(state: State) -> None:
+    """Removes the scratch space, unless it holds what the report's disk has not taken."""
+    if state.scratch and not any(_unmoved(state.scratch)):
+        folder.remove(state.scratch)
 
 
 def rebuild(target: folder.Folder, plan: Plan, console: Console) -> Report:
@@ -326,16 +370,23 @@ def _run_pass(state: State, planned: Pass, stdin: Stdin) -> None:
 def _attempt(state: State, planned: Pass, stdin: Stdin, attempt: int) -> tuple[PassRecord, list[Capture]]:
     wall_s = _bare_wall_s(state)
     expected_s = wall_s * resolve.slowdown(planned) if wall_s is not None else None
-    state.console.pass_begins(planned, state.run.passes[-1].index, expected_s)
-    state.signals.passing = True
+    state.console.pass_begins(planned, expected_s)
     try:
         record, captures = collect.run_pass(planned, _context(state, planned, stdin), attempt)
-    finally:
-        state.signals.passing = False
+    except OSError as error:
+        record, captures = _cut_off(state, planned, error)
     for capture in captures:
-        state.folder.write_json(f"raw/{capture.id}/command.json", capture_record(capture))
+        with contextlib.suppress(OSError):  # for people; raw/run.json has it, too
+            state.folder.write_json(f"raw/{capture.id}/command.json", capture_record(capture))
     state.console.pass_ends(record, captures)
     return record, captures
+
+
+def _cut_off(state: State, planned: Pass, error: OSError) -> tuple[PassRecord, list[Capture]]:
+    """A pass that profrun itself could not bring to its end; the others may still be possible."""
+    reason = f"profrun could not go on with it: {error.strerror or error}; what there is lies in {state.scratch}"
+    captures = [_not_run(planned, member, "cancelled", reason) for member in planned.members]
+    return PassRecord(planned.id, planned.role, tuple(m.use for m in planned.members), planned.repeat), captures
 
 
 def _worth_another(record: PassRecord, captures: Sequence[Capture]) -> bool:
@@ -391,8 +442,11 @@ def _refusal(state: State, planned: Pass, spent_s: float) -> tuple[Status, str] 
     failed = _failed_bare(state)
     if failed and not state.request.keep_going:
         return "cancelled", f"the first bare run failed ({failed}); --keep-going runs the other passes all the same"
-    if shutil.disk_usage(state.folder.path).free < folder.NEEDED_BYTES:
-        return "skipped", f"the disk of {state.folder.path} is nearly full"
+    if state.run.pids and not any(map(process.alive, state.run.pids)):
+        return "empty", f"process {', '.join(map(str, state.run.pids))} had ended before this pass"
+    for place in (state.folder.path, _scratch(state)):
+        if shutil.disk_usage(place).free < folder.NEEDED_BYTES:
+            return "skipped", f"the disk of {place} is nearly full"
     return _over_budget(state, planned, spent_s)
 
 
@@ -415,7 +469,7 @@ def _over_budget(state: State, planned: Pass, spent_s: float) -> tuple[Status, s
     if spent_s + expected_s <= limit_s:
         return None
     words = f"{spent_s:.1f} s spent, about {expected_s:.1f} s needed, {limit_s:.1f} s allowed"
-    return "skipped", f"it would go beyond the budget ({words})"
+    return "skipped", f"it would go beyond the budget: {words}"
 
 
 def _bare_wall_s(state: State) -> float | None:
@@ -456,9 +510,11 @@ def _info(state: State) -> RunInfo:
 def _facts(state: State) -> dict[str, Any]:
     target = state.run.target
     shown = redact.environment(target.env, state.run.plan.report.env_show)
+    # what another start of a running process's executable says need not hold for that process (its venv is not in it)
+    interpreter = {} if state.run.pids else _interpreter(target.exe, target.env)
     return {
         **state.machine.facts(),
-        "target": {"executable": target.exe, "shims": list(target.shims), **_interpreter(target.exe, target.env)},
+        "target": {"executable": target.exe, "shims": list(target.shims), **interpreter},
         "environment_variables": {name: text for name, text in shown.items() if text != redact.HIDDEN},
         "hidden_environment_variables": sum(text == redact.HIDDEN for text in shown.values()),
     }
@@ -515,6 +571,22 @@ def _next_index(state: State) -> int:
     return max(numbers, default=0) + 1
 
 
+def _check_same_command(into: Path, command: Sequence[str]) -> None:
+    """One report is of one program: what is compared in it must be comparable."""
+    known = read_raw(into)["run"]["command"]
+    if list(command) != known:
+        why = f"it holds runs of: {shlex.join(known)}"
+        raise UsageError(f"--into {into}: that report is of another command", why, "give that command, or leave it out")
+
+
+def _check_complete(run: resolve.Run) -> None:
+    """A report's own plan has the command and its environment without their secrets: nothing can be run with that."""
+    given = (*run.target.argv, *run.plan.target.env.values())
+    if not run.pids and any(redact.MASK in word for word in given):
+        why = "a report keeps its command, and its plan's target.env, without their secrets"
+        raise UsageError("that report's plan can't be run again", why, "name your own plan, and the command after --")
+
+
 def _scratch(state: State) -> Path:
     if state.scratch is None:
         raise AssertionError("scratch is made with the folder")
@@ -522,5 +594,23 @@ def _scratch(state: State) -> Path:
 
 
 def _unmoved(scratch: Path) -> list[Path]:
-    """Captures that the report's disk did not take; they must not be thrown away."""
-    return list(scratch.glob("p*.*/*"))
+    """What the report's disk did not take; it must not be thrown away."""
+    return [*scratch.glob("p*.*/*"), *scratch.glob("run.json")]
+
+
+def _unwritten(state: State, error: OSError) -> FolderError:
+    """What to say when the disk has not taken the report: why, and how the report can still be made. The exit status is
+    the run's own, or that of data that is lost."""
+    path, why = state.folder.path, error.strerror or str(error)
+    if not state.passes:
+        return FolderError(f"{path} can't be written", why, "make room, or name a folder on another disk with -o DIR")
+    kept = _scratch(state) / "run.json"
+    first = f"mv {kept} {path}/raw/ && " if kept.exists() else ""
+    result = FolderError(
+        f"the report in {path} can't be finished", why, f"make room, then: {first}profrun report {path}"
+    )
+    records = state.environment.records if state.environment else []
+    result.exit_code = (
+        _outcome(_raw(state), state.passes, state.captures, records, state.run.plan).exit_code or EXIT_CAPTURE
+    )
+    return result

@@ -1,26 +1,31 @@
-"""The signals that profrun itself gets while a target runs: noted and passed on by the pass, never lost."""
+"""The signals that profrun itself gets: noted, and looked at by whoever runs then; never lost."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import time
 from types import FrameType
 from typing import Any
 
 _WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+TWINS_S = 0.1
+"""Signals so close together are one wish: a closing terminal, `timeout` and service managers send two at once."""
 
 
 class Signals:
-    """A context in which INT, TERM and HUP are noted. While `passing` they reach the target; else the second one ends
-    profrun.
+    """A context in which INT, TERM and HUP are noted. While `held`, that is all: who runs then looks at `received` and
+    does what they ask for. Else the second one raises KeyboardInterrupt, with its number.
 
     A signal that was ignored at the start (nohup) stays ignored."""
 
     def __init__(self) -> None:
         self._received: list[int] = []
+        self._last = float("-inf")
         self._before: dict[int, Any] = {}
-        self.passing = False
+        self._pid = os.getpid()
+        self.held = False
 
     def __enter__(self) -> Signals:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -36,11 +41,17 @@ class Signals:
         os.close(self._write)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # a child of ours just before its exec: nothing of this is its business
+            return
+        now, last = time.monotonic(), self._last
+        self._last = now
+        if now - last < TWINS_S:
+            return
         self._received.append(number)
         with contextlib.suppress(OSError):
             os.write(self._write, b"!")
-        if not self.passing and len(self._received) > 1:
-            raise KeyboardInterrupt
+        if not self.held and len(self._received) > 1:
+            raise KeyboardInterrupt(number)
 
     def fileno(self) -> int:
         """Readable when a signal has come in since `received` was last asked."""

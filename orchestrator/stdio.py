@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import stat
+import sys
+import termios
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TextIO, cast
 
 _BLOCK = 1 << 20
+_LOOK_S = 0.1
+"""How often a relay that waits for a slow reader looks whether it should give up."""
 
 
 class Stdin:
@@ -21,13 +28,18 @@ class Stdin:
         self._pending = b""
         self._served = False
         self.kind, self._offset = _kind_of(0)
+        self.lost: str | None = None
+        """Why the passes after the first can't be given the same; None while they can."""
 
     def open(self) -> int:
         """A descriptor for the next pass; the caller closes it after the start."""
         if self.kind == "closed":
             return os.open(os.devnull, os.O_RDONLY)
         if self.kind == "file":
-            fd = os.open("/proc/self/fd/0", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fd = os.open("/proc/self/fd/0", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:  # handed over by another user, and not ours to open
+                fd = os.dup(0)
             os.lseek(fd, self._offset, os.SEEK_SET)
             return fd
         if self.kind == "device" or self._once:
@@ -39,16 +51,18 @@ class Stdin:
         os.set_blocking(self._pipe, False)
         return read_end
 
-    def fileno(self) -> int | None:
-        """The descriptor to watch for `pump`, or None when there is nothing to pump."""
-        return 0 if self._pipe is not None and not self._pending else None
+    def watched(self) -> tuple[list[int], list[int]]:
+        """The descriptors that must be readable, and those that must be writable, before `pump` can do anything."""
+        if self._pipe is None:
+            return [], []
+        return ([], [self._pipe]) if self._pending else ([0], [])
 
     def pump(self) -> None:
         """Moves what came in to the target and to the spool, as far as the target takes it."""
         if self._pipe is None:
             return
         if not self._pending and select.select([0], [], [], 0)[0]:
-            self._pending = os.read(0, 1 << 16)
+            self._pending = _read(0)
             if not self._pending:
                 self.close()
                 return
@@ -63,9 +77,17 @@ class Stdin:
         except BrokenPipeError:
             self.close()
             return
-        with self._spool.open("ab") as spool:
-            spool.write(self._pending[:written])
+        self._keep(self._pending[:written])
         self._pending = self._pending[written:]
+
+    def _keep(self, data: bytes) -> None:
+        if self.lost:
+            return
+        try:
+            with self._spool.open("ab") as spool:
+                spool.write(data)
+        except OSError as error:
+            self.lost = f"its stdin could not be kept: {error.strerror}: {self._spool.parent}"
 
     def close(self) -> None:
         """Ends the first pass's stdin."""
@@ -84,34 +106,101 @@ def _kind_of(fd: int) -> tuple[str, int]:
     return ("device" if stat.S_ISCHR(mode) else "pipe"), 0
 
 
-class Relay:
-    """Passes on what is appended to a file. Never blocks on a reader that has stopped reading its pipe."""
+def _read(fd: int) -> bytes:
+    """What has come in; a source that can't be read has ended."""
+    try:
+        return os.read(fd, 1 << 16)
+    except OSError:
+        return b""
 
-    def __init__(self, path: Path, fd: int) -> None:
+
+def give_up_stdout(error: OSError) -> None:
+    """Nobody takes what there is to say on stdout; that is worth a word unless a reader has just seen enough."""
+    if not isinstance(error, BrokenPipeError):
+        print(f"profrun: stdout can't be written: {error.strerror}", file=sys.stderr)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still buffered
+
+
+def lenient(stream: TextIO) -> TextIO:
+    """A stream that drops what nobody takes: a run goes on without the terminal or the pipe that it was watched on."""
+    return cast("TextIO", _Lenient(stream))
+
+
+class _Lenient:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class Relay:
+    """Passes on what is appended to a file. Never blocks on a reader that has stopped reading, nor on a terminal that
+    stands still.
+
+    `told` hears before each write to a terminal whether that ends amid a line. A last line that the target left open is
+    closed, so that what profrun says next stands on its own."""
+
+    def __init__(self, path: Path, fd: int, told: Callable[[bool], None] | None = None) -> None:
         self._file = path.open("rb", buffering=0)
         self._fd = fd
-        self._is_pipe = stat.S_ISFIFO(os.fstat(fd).st_mode) or stat.S_ISSOCK(os.fstat(fd).st_mode)
+        terminal, mode = os.isatty(fd), os.fstat(fd).st_mode
+        self._told = told if terminal else None
+        self._amid_line = False
+        self._is_pipe = stat.S_ISFIFO(mode)
+        self._may_block = self._is_pipe or stat.S_ISSOCK(mode) or terminal
         self._open = True
 
-    def forward(self, *, final: bool = False) -> None:
-        """Passes on what is new. `final`: to the end, even if the reader is slow."""
+    def forward(self, *, final: bool = False, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Passes on what is new. `final`: to the end, even if the reader is slow, unless `give_up` says not to."""
         while self._open:
-            if self._is_pipe and not final and not select.select([], [self._fd], [], 0)[1]:
+            if self._may_block and not select.select([], [self._fd], [], _LOOK_S if final else 0)[1]:
+                if final and not give_up():
+                    continue
                 return
-            block = self._file.read(select.PIPE_BUF if self._is_pipe and not final else _BLOCK)
+            block = self._file.read(self._room())
             if not block:
                 return
             self._write(block)
 
+    def _room(self) -> int:
+        """How much may be written at once: what `select` promises, and all that a pipe holds where it is empty."""
+        if not self._may_block:
+            return _BLOCK
+        if self._is_pipe and fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)) == bytes(4):
+            return fcntl.fcntl(self._fd, fcntl.F_GETPIPE_SZ)
+        return select.PIPE_BUF
+
     def _write(self, block: bytes) -> None:
+        self._amid_line = not block.endswith(b"\n")
+        if self._told:
+            self._told(self._amid_line)
         view = memoryview(block)
         try:
             while view:
-                view = view[os.write(self._fd, view) :]
+                view = view[self._take(view) :]
         except OSError:  # the reader has gone: the target's output stays in its file
             self._open = False
 
-    def close(self) -> None:
+    def _take(self, view: memoryview) -> int:
+        try:
+            return os.write(self._fd, view)
+        except BlockingIOError:  # somebody else who holds it has made it non-blocking
+            select.select([], [self._fd], [], _LOOK_S)
+            return 0
+
+    def close(self, give_up: Callable[[], bool] = lambda: False) -> None:
         with contextlib.suppress(OSError):
-            self.forward(final=True)
+            self.forward(final=True, give_up=give_up)
+            if self._amid_line and self._open and not give_up():
+                self._write(b"\n")
         self._file.close()

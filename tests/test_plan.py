@@ -245,7 +245,7 @@ def test_a_plan_without_what_it_needs(write: Any, text: str, problem: str) -> No
         ("name: 5", 'name: needs text, not 5 (write "5")'),
         (
             "name: a/b",
-            "name: 'a/b' names folders: use up to 64 letters, digits, `-`, `_` and `.`, a letter or digit first",
+            "name: 'a/b' can't name a folder: use up to 64 letters, digits, `-`, `_` and `.`, a letter or digit first",
         ),
         ("window: {}", "window: a window needs `after`, `for` or both, such as {after: 60s, for: 20s}"),
         (

@@ -123,6 +123,8 @@ def test_resources_of_the_target() -> None:
     assert started.usage is not None
     assert started.usage.ru_utime > 0.02
     assert started.max_rss_bytes() is None  # the kernel's figure is this process's own, inherited through fork
+    large = f"x = b'x' * {process.own_rss_bytes() + (100 << 20)}"
+    assert (finished(process.start(spec(sys.executable, "-c", large))).max_rss_bytes() or 0) > process.own_rss_bytes()
 
 
 # ---------------------------------------------------------------- the tree
@@ -192,7 +194,7 @@ def test_a_helper_that_hangs_is_killed(tmp_path: Path) -> None:
     while not (tmp_path / "o").read_text():
         time.sleep(0.01)
     process_wait = helper.wait
-    helper.wait = lambda timeout_s: process_wait(min(timeout_s, 0.2))  # type: ignore[method-assign]
+    helper.wait = lambda timeout_s, *_: process_wait(min(timeout_s, 0.2))  # type: ignore[method-assign]
     helper.stop(signal.SIGINT, 0.1)
     assert helper.killed
     assert helper.status() == 137

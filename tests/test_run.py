@@ -414,6 +414,37 @@ def test_a_collector_is_added_to_a_report(tmp_path: Path) -> None:
     assert more.summary["metrics"]["wall_s"]["n"] == 3
 
 
+def test_a_collector_that_the_plan_lacks_is_added_too(tmp_path: Path) -> None:
+    first = profrun(write_plan(tmp_path, TIMING, **FAST), "--", "sh", "-c", "true", cwd=tmp_path)
+    stranger = profrun("--into", first.folder, "--", "true", cwd=tmp_path)
+    assert stranger.code == 2
+    assert "it holds runs of: sh -c true" in stranger.stderr
+    more = profrun("--into", first.folder, "--only", "py-spy", cwd=tmp_path)
+    assert more.statuses() == {"timing": "ok", "py-spy": "empty"}
+
+
+def test_a_script_without_dashes_is_told_apart_from_a_plan(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('hi')")
+    result = profrun("train.py", "data", cwd=tmp_path)
+    assert result.code == 2
+    assert result.stderr == (
+        "profrun: train.py is a program, not a plan\n  why:  the command stands after --\n"
+        "  next: profrun -- python train.py data\n"
+    )
+
+
+def test_the_path_stands_on_a_line_of_its_own(plan: Path, tmp_path: Path) -> None:
+    result = profrun(plan, "--", "printf", "no newline", cwd=tmp_path)
+    assert result.stdout.splitlines() == ["no newline", str(result.folder.relative_to(tmp_path))]
+
+
+def test_a_step_that_fails_is_told_where_the_plan_wants_a_warning(tmp_path: Path) -> None:
+    for on_fail, told in (("warn", True), ("ignore", False)):
+        step = f'[{{use: shell, run: ["false"], on_fail: {on_fail}}}]'
+        result = profrun(write_plan(tmp_path, TIMING, environment=step, **FAST), "--", "true", cwd=tmp_path)
+        assert ("environment: shell failed: false: exit 1" in result.stderr) == told
+
+
 def test_check_runs_nothing_and_prints_every_command(tmp_path: Path) -> None:
     plan = write_plan(tmp_path, TIMING, "{use: strace}", **FAST)
     result = profrun("check", plan, "--", "touch", "ran here", cwd=tmp_path)
@@ -440,9 +471,24 @@ def test_completion_knows_the_verbs(tmp_path: Path, shell: str) -> None:
         (["--"], 2, "nothing to run"),
         (["chekc", "--", "true"], 2, "check"),
         (["./missing.yaml", "--", "true"], 2, "no such file"),
-        (["report"], 2, "required"),
+        (["report"], 2, "RUN is missing"),
         (["templates", "--", "true"], 2, "takes no command"),
-        (["--frobnicate", "auto", "--", "true"], 2, "--frobnicate"),
+        (["--frobnicate", "auto", "--", "true"], 2, "unknown option --frobnicate"),
+        (["attach"], 2, "attach --pid PID"),
+        (["--pid", "x"], 2, "--pid: 'x' is no process id"),
+        (["--pid", "1", "--", "true"], 2, "exclude each other"),
+        (["--duration", "3s", "--", "true"], 2, "--duration needs --pid"),
+        (["--pid", "1", "--duration", "soon"], 2, "--duration: 'soon' is no quantity"),
+        (["--timeout", "0", "--", "true"], 2, "--timeout: must be more than 0"),
+        (["--timeout", "soon", "--", "true"], 2, "--timeout: 'soon' is no quantity"),
+        (["--name", "a b", "--", "true"], 2, "--name: 'a b' can't name a folder"),
+        (["--only", "", "--", "true"], 2, "--only names no collector"),
+        (["sh", "-c", "true"], 2, "profrun -- sh -c true"),
+        (["sh", "script"], 2, "profrun -- sh script"),
+        (["--into", "nowhere"], 2, "--into nowhere: no report there"),
+        (["templates", "./missing.yaml"], 2, "No such file"),
+        (["init", "./missing.yaml"], 2, "No such file"),
+        (["completion", "tcsh"], 2, "tcsh"),
     ],
 )
 def test_usage_errors(tmp_path: Path, words: list[str], code: int, said: str) -> None:

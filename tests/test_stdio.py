@@ -93,7 +93,25 @@ def test_the_relay_passes_on_everything_once(tmp_path: Path) -> None:
             file.write(part)
         relay.forward()
     relay.close()
-    assert shown.read_bytes() == log.read_bytes()
+    assert shown.read_bytes() == log.read_bytes() + b"\n", "what profrun says next begins a line of its own"
+
+
+def test_the_relay_tells_before_it_writes_to_a_terminal(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"")
+    main, other = os.openpty()
+    told: list[bool] = []
+    relay = Relay(tmp_path / "log", other, told.append)
+    for part in (b"step 1\n", b"bar 10 %"):
+        (tmp_path / "log").open("ab").write(part)
+        relay.forward()
+    assert told == [False, True]
+    relay.close()
+    assert told == [False, True, False]
+    shown = b""
+    while not shown.endswith(b"bar 10 %\r\n"):
+        shown += os.read(main, 99)
+    os.close(main)
+    os.close(other)
 
 
 def test_a_reader_that_does_not_read_never_blocks_the_relay(tmp_path: Path) -> None:

@@ -77,6 +77,9 @@ class Collector(BaseModel):
         if self.probe is None:
             return []
         tool = self.tool(machine)
+        if tool.path is None and (given := machine.given(self.probe.name)):
+            said = f"the plan's tools.{self.probe.name} is {given}, which is no program that can be run"
+            return [Check(self.use, "missing", said, "mend that path, or leave it out")]
         if tool.path is None:
             return [Check(self.use, "missing", f"{self.probe.name} was not found", self.probe.install)]
         return [Check(self.use, "ok", f"{self.probe.name} {tool.version or '(version unknown)'} at {tool.path}")]

@@ -87,9 +87,7 @@ class Nsys(Collector):
         if tool.path is None:
             return found
         if not machine.gpus:
-            found.append(
-                Check("nsys", "ok", f"no NVIDIA GPU here: {', '.join(self.traces(False, tool))} can be traced")
-            )
+            found.append(_without_gpu(self.traces(False, tool)))
         unknown = [t for t in self.trace or () if not _offers(tool, t)]
         if unknown:
             found.append(Check("nsys", "warn", f"nsys {tool.version} can't trace {', '.join(unknown)}: left out"))
@@ -161,6 +159,14 @@ class Nsys(Collector):
         if content.tables:
             return Parsed(content.tables, content.notes)
         return Parsed((), content.notes, "empty", "nsys recorded no event of what was traced")
+
+
+def _without_gpu(traces: tuple[str, ...]) -> Check:
+    """What can be traced on a machine without a GPU: not CUDA and NVIDIA's libraries on top of it."""
+    empty = [trace for trace in traces if trace.startswith("cu")]
+    rest = ", ".join(trace for trace in traces if trace not in empty) or "nothing"
+    said = f"no NVIDIA GPU here: {rest} can be traced"
+    return Check("nsys", "warn" if empty else "ok", said + (f", not {', '.join(empty)}" if empty else ""))
 
 
 ARTIFACTS = (

@@ -237,7 +237,7 @@ def _pace(mode: str, calls: int, span_s: float | None, all_seen: bool) -> tuple[
     where strace stopped the target at more calls than it counted."""
     if not calls or not span_s or span_s <= 0:
         return ()
-    rate = f"{calls} system calls in {show_duration(span_s)}, {calls / span_s:.3g} a second"
+    rate = f"{calls:,} system calls in {show_duration(span_s)}, {calls / span_s:,.0f} a second"
     if not all_seen:
         return (f"{rate}; strace stopped the target at all others as well, which may have slowed it down much more",)
     share = calls * COST_S[mode] / span_s

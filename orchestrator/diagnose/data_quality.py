@@ -46,7 +46,7 @@ def distorted_passes(report: Report) -> Iterator[Finding]:
             title=f"Under {tools} the program took {record.slowdown:.1f} times as long as alone",
             advice="Trust counts and places from that pass, not durations or shares of the whole.",
             confidence="high",
-            evidence=(Evidence("passes", record.id, record.slowdown, "x"),),
+            evidence=(Evidence("passes", record.id, round(record.slowdown, 2), "times the bare run"),),
             sources=tuple(c.id for c in captures),
         )
 

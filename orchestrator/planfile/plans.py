@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from orchestrator import registry
 from orchestrator.collectors.base import Collector
 from orchestrator.errors import PlanError, Problem, UsageError
 from orchestrator.plan import Plan, Together, closest, suggestion
@@ -267,6 +268,15 @@ def _joined(path: str, inside: str) -> str:
 # ---------------------------------------------------------------- choosing, writing
 
 
+def completed(plan: Plan, only: Sequence[str]) -> Plan:
+    """The plan, and with their defaults those of the chosen collectors that exist but that it does not have."""
+    names = dict.fromkeys(name.strip() for text in only for name in text.split(","))
+    there = {word for collector in plan.each_collector() for word in (collector.use, collector.label())}
+    more = [name for name in names if name not in there and name in registry.collector_names()]
+    added = (registry.collector(name).model_validate({"use": name}) for name in more)
+    return plan.model_copy(update={"collectors": (*plan.collectors, *added)})
+
+
 def select(plan: Plan, only: Sequence[str] = (), skip: Sequence[str] = ()) -> Plan:
     """The plan with a part of its collectors, also inside `together`. A name is a `use` or a label; commas separate.
 
@@ -287,6 +297,8 @@ def select(plan: Plan, only: Sequence[str] = (), skip: Sequence[str] = ()) -> Pl
 
 def _names(plan: Plan, option: str, given: Sequence[str]) -> set[str]:
     names = {name.strip() for text in given for name in text.split(",") if name.strip()}
+    if given and not names:
+        raise UsageError(f"{option} names no collector", "", f"the plan has {_listed(plan)}")
     known = {word for collector in plan.each_collector() for word in (collector.use, collector.label())}
     for name in sorted(names - known):
         raise UsageError(f"{option} {name}: the plan has no such collector", "", suggestion(name, sorted(known)))

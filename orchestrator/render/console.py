@@ -6,11 +6,13 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from signal import Signals
 from typing import TYPE_CHECKING, TextIO
 
 from orchestrator import redact
-from orchestrator.model import HARMLESS, Capture, Check, Pass, PassRecord
+from orchestrator.model import HARMLESS, Capture, Check, Metric, Pass, PassRecord
+from orchestrator.render import view
 from orchestrator.units import show_bytes, show_duration
 
 if TYPE_CHECKING:
@@ -19,7 +21,11 @@ if TYPE_CHECKING:
     from orchestrator.resolve import Estimate, Run
 
 WIDTH = 78
-_COLOURS = {"good": "32", "weak": "33", "bad": "31", "dim": "2", "strong": "1"}
+LABEL = 13
+"""Columns of the words on the left of the summary: the longest status, and a space more between."""
+ENOUGH = 3
+"""Of two runs the 95 % interval is many times as wide as what they differ by, and often reaches below zero."""
+_COLOURS = {"good": "32", "weak": "33", "bad": "31", "dim": "2"}
 
 
 class Console:
@@ -28,55 +34,70 @@ class Console:
     def __init__(self, *, quiet: bool = False, color: bool | None = None, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._quiet = quiet
-        plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
         terminal = self._stream.isatty()
         self._color = terminal and not plain if color is None else color
         self._live = terminal and not quiet and os.environ.get("TERM") != "dumb" and "CI" not in os.environ
+        self._passes: tuple[Pass, ...] = ()
+        self._attached = False
         self._head = ""
         self._expected_s: float | None = None
         self._shown_at = 0.0
         self._live_line = False
+        self._amid_line = False
         self.logged: list[str] = []
 
     # ------------------------------------------------------------ a run
 
     def begin(self, run: Run, checks: Preflight, estimate: Estimate, interpreter: str | None) -> None:
-        self._line(f"profrun {run.name}: {len(run.passes)} starts of {one_line(run.target.argv)}{cost(estimate)}")
+        self._passes, self._attached = run.passes, bool(run.pids)
+        self._line(f"profrun {run.name}: {aim(run, estimate)}")
         for shim in run.target.shims:
             self._line(f"{shim} is a version manager's shim; {run.target.exe} is run")
         if interpreter:
-            self._line(interpreter)
-        for _, found in checks.checks:
-            for check in found:
-                if check.verdict != "ok":
-                    self.warn(check_words(check))
+            self._line(f"target: {interpreter}")
+        for check in checks.every():
+            if check.verdict != "ok":
+                self.warn(check_words(check))
 
-    def pass_begins(self, planned: Pass, total: int, expected_s: float | None) -> None:
+    def pass_begins(self, planned: Pass, expected_s: float | None) -> None:
         who = "+".join(member.use for member in planned.members)
         role = {"warmup": " warm-up", "bare": f" {planned.repeat}", "profiled": ""}[planned.role]
-        number = f"[{planned.index:{len(str(total))}}/{total}]"
-        self._head, self._expected_s = f"{number} {who}{role}", expected_s
-        self._shown_at = time.monotonic()
-        if not self._live:
-            return
-        self._show_live(0.0)
+        total = len(self._passes)
+        number = planned.index - self._passes[0].index + 1
+        self._head, self._expected_s = f"[{number:{len(str(total))}}/{total}] {who}{role}", expected_s
+        self._amid_line = False
+        if self._live:
+            self._show_pass(0.0)
 
     def tick(self, elapsed_s: float) -> None:
-        if self._live and time.monotonic() - self._shown_at > 0.25:
-            self._show_live(elapsed_s)
+        if self._live and not self._amid_line and time.monotonic() - self._shown_at > 0.25:
+            self._show_pass(elapsed_s)
 
-    def _show_live(self, elapsed_s: float) -> None:
-        self._shown_at = time.monotonic()
-        expected = f" of about {show_duration(self._expected_s)}" if self._expected_s else ""
-        self._stream.write(f"\r\x1b[K{self._head}  {show_duration(round(elapsed_s, 1))}{expected}")
-        self._stream.flush()
-        self._live_line = True
+    def make_way(self, amid_line: bool) -> None:
+        """The target is about to write to the terminal; `amid_line`: it will leave a line open (a progress bar does),
+        which the live line must not wipe out."""
+        if self._live_line:
+            self._write("")
+        self._amid_line = amid_line
+
+    def interrupted(self, number: int) -> None:
+        """A first signal has come, and the pass is being ended."""
+        name = Signals(number).name
+        if self._attached:
+            self.warn(f"{name}: profrun stops looking; the process goes on, and the tools write what they have")
+        else:
+            self.warn(f"{name} is passed on: target and tools may finish in their own way; a second one kills them")
 
     def pass_ends(self, record: PassRecord, captures: Sequence[Capture]) -> None:
-        wall = f"{record.run.wall_s:8.2f} s" if record.run else "    not run"
-        status = " ".join(self._status(c, len(captures) > 1) for c in captures)
-        dots = "." * max(3, WIDTH - len(self._head) - len(wall) - 12)
-        self._line(f"{self._head} {self._paint('dim', dots)}{wall}  {status}")
+        wall = _clock(record.run.wall_s, 3) if record.run and not record.run.start_error else "not run"
+        words = [(_tone(c.status), f"{c.collector}: {c.status}" if len(captures) > 1 else c.status) for c in captures]
+        dots = "." * max(3, self._columns() - len(self._head) - LABEL - 15)
+        coloured = " ".join(self._paint(tone, word) for tone, word in words)
+        self._line(
+            f"{self._head} {dots} {wall:>9}  {' '.join(word for _, word in words)}",
+            f"{self._head} {self._paint('dim', dots)} {wall:>9}  {coloured}",
+        )
         for capture in captures:
             if capture.reason and capture.status != "ok":
                 self._line(f"      {capture.collector}: {capture.reason}")
@@ -86,18 +107,12 @@ class Console:
             names = "; ".join(f"{p.pid} {one_line(p.argv)}" for p in record.run.leftovers)
             self._line(f"      still running: {names}")
 
-    def _status(self, capture: Capture, named: bool) -> str:
-        colour = "good" if capture.status == "ok" else "weak" if capture.status in HARMLESS else "bad"
-        return self._paint(colour, f"{capture.collector}: {capture.status}" if named else capture.status)
-
     def stage(self, name: str) -> None:
         if self._live:
-            self._stream.write(f"\r\x1b[K{name} ...")
-            self._stream.flush()
-            self._live_line = True
+            self._show(f"{name} ...")
 
     def warn(self, text: str) -> None:
-        self._line(self._paint("weak", text), always=True)
+        self._line(text, self._paint("weak", view.visible(text)), always=True)
 
     def log(self, text: str) -> None:
         """Kept for run.log."""
@@ -105,40 +120,111 @@ class Console:
 
     # ------------------------------------------------------------ its end
 
-    def end(self, report: Report) -> None:
-        """The figures, the findings, and in the last line the verdict."""
-        wall = report.metrics.get("wall_s")
-        if wall and wall.value is not None:
-            interval = f" (95 % {wall.ci95[0]:.3f} to {wall.ci95[1]:.3f})" if wall.ci95 else ""
-            self._line(f"bare run: {wall.value:.3f} s mean of {wall.n}{interval}")
-        for record in report.passes:
-            if record.slowdown is not None:
-                self._line(f"{'+'.join(record.collectors)}: {record.slowdown:.2f} times the bare run")
-        for finding in report.findings:
-            self._line(f"{finding.severity}: {finding.title}")
-        size = sum(a.bytes for c in report.captures for a in c.artifacts)
-        self._line(f"report: {report.folder}/index.html ({show_bytes(size)} of raw data)")
-        self._line(self._verdict(report), always=True)
-
-    def _verdict(self, report: Report) -> str:
-        outcome = report.outcome
-        if outcome.exit_code == 0:
-            return self._paint("good", "profrun: ok")
-        return self._paint("bad", f"profrun: exit {outcome.exit_code}: {outcome.reason}")
+    def end(self, report: Report, *, rebuilt: bool = False) -> None:
+        """The figures, what is missing and why, the findings, where the report is; in the last line the verdict."""
+        for label, text in _told(report):
+            self._line(f"{label:{LABEL}} {text}")
+        verdict, tone = _verdict(report, rebuilt)
+        self._line(verdict, self._paint(tone, view.visible(verdict)), always=True)
 
     # ------------------------------------------------------------ lines
 
-    def _line(self, text: str, *, always: bool = False) -> None:
-        self.logged.append(text)
+    def _line(self, text: str, coloured: str | None = None, *, always: bool = False) -> None:
+        """A line that stays, and goes into the log without its colours; no name in it can steer the terminal."""
+        clean = view.visible(text)
+        self.logged.append(clean)
         if self._quiet and not always:
             return
-        clear = "\r\x1b[K" if self._live_line else ""
-        self._live_line = False
-        self._stream.write(f"{clear}{text}\n")
+        lead = "\n" if self._amid_line else ""
+        self._amid_line = False
+        self._write(f"{lead}{clean if coloured is None else coloured}\n")
+
+    def _show_pass(self, elapsed_s: float) -> None:
+        self._shown_at = time.monotonic()
+        text = f"{self._head}  {_clock(elapsed_s)}"
+        longer = f"{text} of about {_clock(self._expected_s)}" if self._expected_s else text
+        self._show(longer if len(longer) < self._columns(wide=True) else text)
+
+    def _show(self, text: str) -> None:
+        """The live line, never so long that the terminal wraps it: what is wrapped can't be taken back."""
+        self._write(text[: self._columns(wide=True) - 1])
+        self._live_line = True
+
+    def _write(self, text: str) -> None:
+        self._stream.write(("\r\x1b[K" if self._live_line else "") + text)
         self._stream.flush()
+        self._live_line = False
+
+    def _columns(self, *, wide: bool = False) -> int:
+        """The width to fill: the terminal's, and for lines that stay no more than WIDTH."""
+        try:
+            columns = os.get_terminal_size(self._stream.fileno()).columns or WIDTH
+        except (OSError, ValueError):
+            return WIDTH
+        return columns if wide else min(columns, WIDTH)
 
     def _paint(self, colour: str, text: str) -> str:
         return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self._color else text
+
+
+def _tone(status: str) -> str:
+    return "good" if status == "ok" else "weak" if status in HARMLESS else "bad"
+
+
+def _verdict(report: Report, rebuilt: bool) -> tuple[str, str]:
+    """The last line, and the tone of it."""
+    outcome = report.outcome
+    ended = f"exit {outcome.exit_code}: {outcome.reason}"
+    if rebuilt:
+        return "profrun: rebuilt" + (f"; the run had ended in {ended}" if outcome.exit_code else ""), "good"
+    return (f"profrun: {ended}", "bad") if outcome.exit_code else ("profrun: ok", "good")
+
+
+def _told(report: Report) -> Iterator[tuple[str, str]]:
+    """The summary's lines as (label, text)."""
+    wall = report.metrics.get("wall_s")
+    if wall and wall.value is not None:
+        yield "bare run", _mean(wall)
+    slower = [f"{'+'.join(p.collectors)} {_slowdown(report, p)}" for p in report.passes if p.slowdown is not None]
+    if slower:
+        yield "slowdown", ", ".join(slower)
+    yield from _lost(report)
+    yield from ((f.severity, f.title) for f in report.findings if f.severity != "info")
+    size = sum(a.bytes for c in report.captures for a in c.artifacts)
+    pages = (report.folder / name for name in ("index.html", "report.md"))
+    page = next((page for page in pages if page.exists()), report.folder)
+    yield "report", str(page) + (f" ({show_bytes(size)} of raw data)" if size else "")
+
+
+def _mean(wall: Metric) -> str:
+    shown = view.figure("wall_s", wall)
+    if (wall.n or 1) == 1:
+        return f"{shown.value} (one run)"
+    sure = shown.interval if (wall.n or 0) >= ENOUGH else None
+    return f"{shown.value}, mean of {wall.n}" + (f" (95 % interval {sure})" if sure else "")
+
+
+def _slowdown(report: Report, record: PassRecord) -> str:
+    trust = view.trust(report, record)
+    return f"{record.slowdown:.2f}x" + (f" ({trust})" if trust not in (None, "high") else "")
+
+
+def _lost(report: Report) -> Iterator[tuple[str, str]]:
+    """What gave no full data and why, the same reason once; what the verdict will say is left to it."""
+    who: dict[tuple[str, str], dict[str, None]] = {}
+    for capture in report.captures:
+        reason = capture.reason or "no reason is known"
+        if capture.status not in ("ok", report.outcome.status) and reason not in report.outcome.reason:
+            who.setdefault((capture.status, reason), {})[capture.collector] = None
+    return ((status, f"{', '.join(names)}: {reason}") for (status, reason), names in who.items())
+
+
+def _clock(seconds: float, places: int = 1) -> str:
+    """Seconds with a fixed number of decimals, so that a running clock and a column of times stand still."""
+    return f"{seconds:.{places}f} s" if seconds < 60 else show_duration(seconds)
+
+
+# ---------------------------------------------------------------- words that `check` uses, too
 
 
 def one_line(argv: Sequence[str], width: int = 60) -> str:
@@ -147,13 +233,36 @@ def one_line(argv: Sequence[str], width: int = 60) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
+def aim(run: Run, estimate: Estimate) -> str:
+    """What the run will do, in one sentence."""
+    if not run.pids:
+        if not estimate.starts:
+            return f"no start of {one_line(run.target.argv)} is possible"
+        return f"{_plural(estimate.starts, 'start')} of {one_line(run.target.argv)}, {cost(estimate)}"
+    who = f"process{'es' if len(run.pids) > 1 else ''} {', '.join(map(str, run.pids))} ({one_line(run.target.argv)})"
+    tools = ", then ".join("+".join(m.use for m in p.members) for p in run.passes)
+    window = run.passes[0].window if run.passes else None
+    if window is None or window.for_s is None:
+        return f"looks at {who} with {tools}, until it ends or you press Ctrl-C"
+    return f"looks at {who} with {tools}, for {show_duration(window.for_s)}{' each' if len(run.passes) > 1 else ''}"
+
+
 def cost(estimate: Estimate) -> str:
     """What the run will take, in words; the unit is one bare run until one is known."""
-    if estimate.seconds is not None:
-        return f", about {show_duration(estimate.seconds)} and {show_bytes(estimate.raw_bytes)}"
-    return f", about {estimate.bare_runs:.0f} times the bare run and {show_bytes(estimate.raw_bytes)}"
+    times = f"{estimate.bare_runs:.0f}"
+    time_s = estimate.seconds
+    known = None if time_s is None else show_duration(round(time_s, 1) or time_s)
+    return (
+        f"about {known or ('one bare run' if times == '1' else f'{times} times the bare run')} "
+        f"and up to {show_bytes(estimate.raw_bytes)} of raw data"
+    )
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def check_words(check: Check) -> str:
-    """A check as one line, with the next step."""
-    return f"{check.subject}: {check.message}" + (f"  next: {check.fix}" if check.fix else "")
+    """A check in one line, and its next step in another."""
+    said = check.message if check.message.startswith(check.subject) else f"{check.subject}: {check.message}"
+    return said + (f"\n  next: {check.fix}" if check.fix else "")

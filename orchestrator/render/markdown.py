@@ -166,7 +166,7 @@ def _environment(report: Report) -> Iterator[str]:
     rows = [
         (
             *(s.use, view.words(s.status)),
-            *(_text(view.plain(v)) for v in (s.wanted, s.before, s.verified)),
+            *(_text(text) for text in (view.settings(s.wanted), view.plain(s.before), view.plain(s.verified))),
             *(view.restored(s), escape(s.reason or "")),
         )
         for s in report.environment

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 ROWS = 250
 """Rows of a table in the page; the rest is in its Parquet file."""
+ROWS_OF = {"stacks": 50}
+"""Fewer of those whose rows are long: the flame graph shows them all."""
 TEXT_BUDGET_BYTES = 1_000_000
 """For the text of all tables of the page together."""
 NODES = 50_000
@@ -95,7 +97,7 @@ def _by_class(frame: pandas.DataFrame) -> pandas.DataFrame | None:
 
 def _grid(report: Report, name: str, frame: pandas.DataFrame, path: str, budget: int) -> Grid:
     described: Mapping[str, Mapping[str, str]] = frame.attrs.get("columns", {})
-    chosen = _within(view.ranked(frame, ROWS), budget)
+    chosen = _within(view.ranked(frame, ROWS_OF.get(name, ROWS)), budget)
     empty = [c for c in frame.columns if frame[c].isna().all()]
     same = [c for c in frame.columns if c in _LIFTED and c not in empty and len(frame) > 1 and _constant(frame[c])]
     shown = [c for c in frame.columns if c not in {*empty, *same}] or same

@@ -99,12 +99,19 @@ class Figure:
 def verdict(report: Report) -> Verdict:
     """The outcome in one sentence."""
     outcome = report.outcome
-    ended = Exit(outcome.target_exit_code, outcome.target_signal)
+    ended_so = Exit(outcome.target_exit_code, outcome.target_signal)
     known = (outcome.target_exit_code, outcome.target_signal) != (None, None)
-    target = ended.describe() if known else "end unknown"
+    last = next((p for p in reversed(report.passes) if p.run), None) if attached(report) else None
+    target = ended_so.describe() if known else (ended(last) if last else None) or "end unknown"
     told = stop(outcome.reason or f"{_costliest(report) or _timed(report)}; {_gave(report)}")
-    told = f"The {told[4:]}" if told.startswith("the ") else told
+    told = told[0].upper() + told[1:] if told.startswith(("the ", "a ")) else told
     return Verdict("bad" if outcome.exit_code else "good", words(outcome.status), told, target)
+
+
+def attached(report: Report) -> bool:
+    """Whether the run looked at processes that ran already: what profrun starts has an end that it sees."""
+    runs = [p.run for p in report.passes if p.run]
+    return bool(runs) and all(run.exit is None and not run.start_error for run in runs)
 
 
 def _costliest(report: Report) -> str | None:
@@ -119,7 +126,7 @@ def _costliest(report: Report) -> str | None:
 def _timed(report: Report) -> str:
     wall = report.metrics.get("wall_s")
     if wall is None or wall.value is None:
-        return "the bare run was not timed"
+        return "a process that ran already was looked at" if attached(report) else "the bare run was not timed"
     shown = figure("wall_s", wall)
     runs = f"mean of {wall.n} bare runs" if (wall.n or 1) > 1 else "one bare run"
     return f"the program takes {shown.value} ({', '.join(t for t in (runs, shown.half_width_pct) if t)})"
@@ -131,7 +138,8 @@ def _gave(report: Report) -> str:
     if not total:
         return "no collector took part"
     if not lost:
-        return "its collector gave usable data" if total == 1 else f"all {total} collectors gave usable data"
+        named = {1: "its one collector", 2: "both collectors"}.get(total, f"all {total} collectors")
+        return f"{named} gave usable data"
     why = ", ".join(f"{name}: {words(status)}" for name, status in lost.items())
     return f"{len(usable)} of {total} collectors gave usable data ({why})"
 
@@ -234,13 +242,14 @@ def figure(name: str, metric: Metric) -> Figure:
             return None
         return f"{value / factor:,.{places}f} {unit}".rstrip()
 
-    low, high = (show(v) for v in metric.ci95) if metric.ci95 else (None, None)
+    least = 0.0 if name in LABELS else -math.inf  # of few runs the interval reaches below what a time can be
+    low, high = (show(max(v, least)) for v in metric.ci95) if metric.ci95 else (None, None)
     return Figure(
         name,
         label=LABELS.get(name, words(name)),
         value=show(metric.value),
         interval=f"{low.removesuffix(unit).rstrip()} to {high}" if low and high else None,
-        half_width_pct=f"±{100 * half / metric.value:.2g} %" if half is not None and metric.value else None,
+        half_width_pct=_half_width(100 * half / metric.value) if half is not None and metric.value else None,
         median=show(metric.median),
         stddev=show(metric.stddev),
         smallest=show(metric.min),
@@ -248,6 +257,10 @@ def figure(name: str, metric: Metric) -> Figure:
         n=metric.n,
         outliers=metric.outliers,
     )
+
+
+def _half_width(pct: float) -> str:
+    return f"±{pct:.2g} %" if pct < 99.5 else f"±{pct:,.0f} %"
 
 
 LABELS: Mapping[str, str] = {
@@ -281,14 +294,14 @@ def _pass(report: Report, record: PassRecord, wall: str | None) -> PassRow:
     tries = (f"{record.attempts} attempts",) if record.attempts > 1 else ()
     return PassRow(
         id=record.id,
-        role=f"{record.role} {record.repeat}" if record.role == "bare" else record.role,
+        role=f"{record.role} {record.repeat}" if record.role == "bare" else record.role.replace("warmup", "warm-up"),
         collectors=", ".join(record.collectors) or "none",
         wall=wall,
         slowdown=slowdown(record),
         trust=trust(report, record),
         remark={"bare": "the reference", "warmup": "not counted", "profiled": "no usable data"}[record.role],
         ended=ended(record),
-        notes=(*tries, *record.notes, *more),
+        notes=tuple(dict.fromkeys((*tries, *record.notes, *more))),
     )
 
 
@@ -321,16 +334,20 @@ def ended(record: PassRecord) -> str | None:
         return None
     if run.start_error:
         return f"not started: {run.start_error}"
-    end = run.exit.describe() if run.exit else "still running"
-    return end if run.ended_by == "itself" else f"{end} (ended by {run.ended_by})"
+    if run.exit is None:
+        return "ended; how is unknown" if run.ended_by == "itself" else "still running"
+    return run.exit.describe() + _ENDERS.get(run.ended_by, "")
+
+
+_ENDERS = {"window": " (ended with the window)", "timeout": " (time-out)", "interrupt": " (interrupted)"}
 
 
 def tool(capture: Capture) -> str:
-    """strace 6.1; what needs no tool, or has none, says so."""
+    """strace 6.1; what needs no tool, or was not started, says so."""
     found = capture.tool
     if found and found.path:
         return f"{found.name} {found.version or '(version unknown)'}"
-    return "no tool needed" if capture.status in USABLE or not found else "tool not found"
+    return "no tool needed" if found else "not started"
 
 
 def restored(step: StepRecord) -> str | None:
@@ -349,10 +366,17 @@ def plain(value: Any) -> str | None:
     if isinstance(value, float):
         return f"{value:,.6g}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{words(str(k))}: {plain(v) or UNKNOWN}" for k, v in value.items()) or "none"
+        return ", ".join(f"{label(str(k))}: {plain(v) or UNKNOWN}" for k, v in value.items()) or "none"
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(plain(v) or UNKNOWN for v in value) or "none"
     return str(value)
+
+
+def settings(value: Any) -> str | None:
+    """Options or wishes in one line; one that is None was left to itself, so it is no setting."""
+    if isinstance(value, Mapping):
+        return plain({k: v for k, v in value.items() if v is not None})
+    return plain(value)
 
 
 def facts(machine: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str | None]]]]:

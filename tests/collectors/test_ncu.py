@@ -134,7 +134,7 @@ def test_forbidden_counters_are_blocked_with_the_fix(shared: Path) -> None:
 
 
 def machine(tool: Tool, gpus: list[dict[str, Any]]) -> Any:
-    return SimpleNamespace(tool=lambda probe: tool, gpus=gpus)
+    return SimpleNamespace(tool=lambda probe: tool, gpus=gpus, given={}.get)
 
 
 def test_without_a_gpu_the_check_warns() -> None:

@@ -191,7 +191,7 @@ def test_what_a_normal_run_prints_is_no_sign() -> None:
 
 
 def machine(tool: Tool, gpus: list[dict[str, Any]]) -> Any:
-    return SimpleNamespace(tool=lambda probe: tool, gpus=gpus)
+    return SimpleNamespace(tool=lambda probe: tool, gpus=gpus, given={}.get)
 
 
 def test_checks_say_what_can_be_traced(tmp_path: Path) -> None:
@@ -203,6 +203,8 @@ def test_checks_say_what_can_be_traced(tmp_path: Path) -> None:
         ("ok", "no NVIDIA GPU here: osrt can be traced"),
         ("warn", "nsys 2022.4.2 can't trace syscall: left out"),
     ]
+    asked = nsys(trace=["cuda", "cudnn", "osrt"]).checks(machine(tool, []))[1]
+    assert (asked.verdict, asked.message) == ("warn", "no NVIDIA GPU here: osrt can be traced, not cuda, cudnn")
     assert [c.verdict for c in nsys().checks(machine(tool, [{"index": 0}]))] == ["ok"]
     assert [c.verdict for c in nsys().checks(machine(Tool("nsys", None), []))] == ["missing"]
 

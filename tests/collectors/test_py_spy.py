@@ -58,7 +58,7 @@ def test_units_are_read() -> None:
 
 def machine(tool: Tool, permission: Permission | None = None) -> Machine:
     allowed = permission or Permission(True, "a child could be traced")
-    return cast(Machine, SimpleNamespace(tool=lambda probe: tool, ptrace=lambda: allowed))
+    return cast(Machine, SimpleNamespace(tool=lambda probe: tool, ptrace=lambda: allowed, given={}.get))
 
 
 def test_checks() -> None:

@@ -171,7 +171,7 @@ def test_words_without_a_file_tell_the_status(said: str, status: str, reason: st
 
 def machine(path: str | None, allowed: bool) -> Any:
     permission = SimpleNamespace(allowed=allowed, why="tracing a child was refused", fix="add SYS_PTRACE")
-    return SimpleNamespace(tool=lambda _: Tool("strace", path, "6.1"), ptrace=lambda: permission)
+    return SimpleNamespace(tool=lambda _: Tool("strace", path, "6.1"), given={}.get, ptrace=lambda: permission)
 
 
 def test_a_refused_trace_blocks_and_a_missing_strace_is_missing() -> None:
@@ -203,7 +203,7 @@ def test_a_summary_becomes_one_table() -> None:
     assert sum(table.columns["count"]) == total
     slower = 1 / (1 - total * COST_S["summary"] / 0.1)
     assert parsed.notes == (
-        f"{total} system calls in 100 ms, {total / 0.1:.3g} a second; at about 20 us for each, strace made the target "
+        f"{total:,} system calls in 100 ms, {total / 0.1:,.0f} a second; at about 20 us for each, strace made the target "
         f"at least {slower:.2f} times as slow (estimate)",
     )
 

@@ -22,6 +22,7 @@ from orchestrator.render import view
         (Metric(None, "s"), None, None, None),
         (Metric(0.0, "s", (0.0, 0.0)), "0 s", "0 to 0 s", None),
         (Metric(12.5, "tok/s"), "12.50 tok/s", None, None),
+        (Metric(0.005, "s", (-0.009, 0.019), 2), "5 ms", "0 to 19 ms", "±280 %"),
     ],
 )
 def test_a_metric_has_the_digits_that_its_interval_deserves(
@@ -53,8 +54,9 @@ def test_how_a_pass_ended() -> None:
     run = TargetRun(("x",), 1, 0, 1, 1.0, Exit(signal=9))
     record = PassRecord("p", "bare", ("timing",), run=run)
     assert view.ended(record) == "killed by SIGKILL"
-    assert view.ended(replace(record, run=replace(run, ended_by="timeout"))) == "killed by SIGKILL (ended by timeout)"
-    assert view.ended(replace(record, run=replace(run, exit=None))) == "still running"
+    assert view.ended(replace(record, run=replace(run, ended_by="timeout"))) == "killed by SIGKILL (time-out)"
+    assert view.ended(replace(record, run=replace(run, exit=None))) == "ended; how is unknown"
+    assert view.ended(replace(record, run=replace(run, exit=None, ended_by="detached"))) == "still running"
     assert view.ended(replace(record, run=replace(run, start_error="no such file"))) == "not started: no such file"
     assert view.ended(replace(record, run=None)) is None
 
