@@ -59,7 +59,7 @@ def _run(live: LivePass) -> TargetRun:
         started_ns=live.started_ns,
         ended_ns=live.ended_ns,
         wall_s=_wall_s(live),
-        exit=started.exit if started else None,
+        exit=live.inner.exit or (started.exit if started else None),
         user_s=usage.ru_utime if usage else None,
         sys_s=usage.ru_stime if usage else None,
         max_rss_bytes=started.max_rss_bytes() if started and not wrapped else None,

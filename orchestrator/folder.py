@@ -144,6 +144,8 @@ def _point_latest(parent: Path, name: str) -> None:
     with contextlib.suppress(OSError):
         temporary.symlink_to(name)
         temporary.replace(link)
+    with contextlib.suppress(OSError):
+        temporary.unlink()
 
 
 def write_atomic(path: Path, data: bytes) -> None:

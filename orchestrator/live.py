@@ -15,7 +15,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator import process
-from orchestrator.model import After, Beside, Child, EndedBy, Job, Launch, Pass, Process, Status, Target, Tool, Wrap
+from orchestrator.model import (
+    After,
+    Beside,
+    Child,
+    EndedBy,
+    Exit,
+    Job,
+    Launch,
+    Pass,
+    Process,
+    Status,
+    Target,
+    Tool,
+    Wrap,
+)
 from orchestrator.stdio import Relay, Stdin
 from orchestrator.units import show_duration
 
@@ -48,6 +62,8 @@ class Interrupts(Protocol):
 
     @property
     def received(self) -> tuple[int, ...]: ...
+
+    def for_target(self) -> list[int]: ...
 
     def fileno(self) -> int: ...
 
@@ -159,6 +175,9 @@ class Inner:
     pid: int | None = None
     found_at: float = 0.0
     gone_at: float | None = None
+    outlived: bool = False
+    """It went on when the tool had died; its exit status then is ours to take, as the nearest ancestor left."""
+    exit: Exit | None = None
 
     @property
     def wall_s(self) -> float | None:
@@ -374,6 +393,7 @@ class LivePass:
             self._attach_to_pythons()
             self._turn_window()
             self._watch_limits()
+            self._pass_signals_on()
             self._climb()
             self._cap_sizes()
             self._mend_stopped()
@@ -384,6 +404,8 @@ class LivePass:
             self.context.observer.tick(self._elapsed_s())
             self._sleep()
         self.ended_ns = (self.started.ended_ns if self.started else None) or time.time_ns()
+        if self.inner.outlived and self.inner.pid is not None:
+            self.inner.exit, self.ended_ns = process.take_exit(self.inner.pid), time.time_ns()
         self.context.stdin.close()
 
     def _elapsed_s(self) -> float:
@@ -392,16 +414,26 @@ class LivePass:
     def _over(self) -> bool:
         if self.started is None:
             return self.ended_by != "itself" or not any(process.alive(pid) for pid in self.context.pids)
-        if self.started.wait(0):
-            return True
-        if self.is_wrapped():
-            self._watch_inner(self.started.pid)
-        return False
+        ended = self.started.wait(0)
+        if not self.is_wrapped():
+            return ended
+        self._watch_inner(self.started.pid)
+        return ended and not self._outlived()
+
+    def _outlived(self) -> bool:
+        """Whether the tool around the target has died and the target goes on: it is followed to its own end."""
+        if self.inner.pid is None or not process.alive(self.inner.pid):
+            return False
+        if not self.inner.outlived:
+            self.inner.outlived = True
+            how = self.started.exit.describe() if self.started and self.started.exit else "ended"
+            self.notes.append(f"the tool around the target had gone ({how}) while the target ran on")
+        return True
 
     def _sleep(self) -> None:
         readable, writable = self.context.stdin.watched()
         readable += [self.context.interrupts.fileno()]
-        readable += [self.started.fileno()] if self.started else []
+        readable += [self.started.fileno()] if self.started and self.started.exit is None else []
         select.select(readable, writable, [], EARLY_TICK_S if self._elapsed_s() < EARLY_S else TICK_S)
 
     def is_wrapped(self) -> bool:
@@ -502,6 +534,12 @@ class LivePass:
             self._ladder = Ladder(STOP_LADDER[-1:])
         elif limit_s is not None and self._ladder is None and self._elapsed_s() > limit_s:
             self.ended_by, self._ladder = "timeout", Ladder(STOP_LADDER)
+
+    def _pass_signals_on(self) -> None:
+        pid = self.main_pid() if self.started else None
+        for number in self.context.interrupts.for_target():
+            if pid is not None:
+                process.send(pid, number)
 
     def _climb(self) -> None:
         """Sends the next signal to a target that is to end. An attached process is never ended."""

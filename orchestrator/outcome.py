@@ -44,12 +44,13 @@ Verdict = tuple[int, str, str]
 
 
 def _interrupted(passes: Sequence[PassRecord], number: int | None) -> Verdict | None:
-    """The target was passed the signal; an exit status that it chose itself after that is its own to report."""
+    """The target was passed the signal; an exit status that it chose itself after that is its own to report (one above
+    128 is a shell's or a tool's word for the signal that killed it)."""
     if number is None:
         return None
     ended = next((p.run.exit for p in reversed(passes) if p.run and p.run.ended_by == "interrupt"), None)
     name = Signals(number).name
-    if ended and ended.code:
+    if ended and ended.code and ended.code < 128:
         return ended.code, "interrupted", f"interrupted by {name}; the target ended by itself with exit {ended.code}"
     return 128 + number, "interrupted", f"interrupted by {name}"
 

@@ -258,7 +258,7 @@ def _become(spec: Spec, gated: bool, failure: int, tracer: Callable[[], object] 
     code = EXIT_NOT_FOUND
     try:
         os.setsid()
-        noted = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if callable(signal.getsignal(n))]
+        noted = [number for number in signal.valid_signals() if callable(signal.getsignal(number))]
         for number in (signal.SIGPIPE, signal.SIGXFSZ, *noted):
             signal.signal(number, signal.SIG_DFL)
         for fd, standard in ((spec.stdin, 0), (spec.stdout, 1), (spec.stderr, 2)):
@@ -583,6 +583,14 @@ def end(pids: Callable[[], list[int]], patience_s: float = 3.0) -> list[Process]
         if not living:
             break
     return list(seen.values())
+
+
+def take_exit(pid: int) -> Exit | None:
+    """The end of a dead process that became our child; None when it is not ours to know."""
+    with contextlib.suppress(ChildProcessError):
+        found, status = os.waitpid(pid, os.WNOHANG)
+        return wait_status(status) if found else None
+    return None
 
 
 def reap_orphans() -> None:

@@ -235,10 +235,17 @@ def budget_s(budget: float | Times | None, bare_wall_s: float | None) -> float |
     return budget
 
 
+def _mtime(path: Path) -> float:
+    """0 for what was removed a moment ago, or is not ours to see."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def known_bare_wall_s(parent: Path, command: Sequence[str], but: Path | None = None) -> float | None:
     """The mean bare wall time in the newest report in `parent` that ran the same command; None when there is none."""
-    found = sorted(parent.glob("*/summary.json"), key=lambda p: p.stat().st_mtime, reverse=True)[:20]
-    for file in found:
+    for file in sorted(parent.glob("*/summary.json"), key=_mtime, reverse=True)[:20]:
         try:
             data = json.loads(file.read_text())
             if file.parent != but and not file.parent.is_symlink() and data["run"]["command"] == list(command):

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import shlex
 import shutil
 import time
@@ -357,7 +358,7 @@ def _run_pass(state: State, planned: Pass, stdin: Stdin) -> None:
     planned = replace(planned, members=able)
     for attempt in range(1, planned.retry + 2):
         record, captures = _attempt(state, planned, stdin, attempt)
-        if attempt > planned.retry or not _worth_another(record, captures):
+        if attempt > planned.retry or state.signals.received or not _worth_another(record, captures):
             break
         state.console.warn(f"{', '.join(_lost(captures))} lost its data; the pass is run again (target.retry)")
         for capture in captures:
@@ -520,6 +521,8 @@ def _facts(state: State) -> dict[str, Any]:
     }
 
 
+_PYTHON = re.compile(r"(?:python|pypy)[\d.]*[a-z]?")
+"""Names of interpreters; a program called python-train must not be started to be asked what it is."""
 _ASK_PYTHON = """
 import sys, json
 try:
@@ -547,7 +550,7 @@ def _interpreter(exe: str, env: Any) -> dict[str, Any]:
 
 def _python_of(exe: str) -> str | None:
     """The interpreter that will run it: itself, or the one on a script's first line."""
-    if Path(exe).name.startswith(("python", "pypy")):
+    if _PYTHON.fullmatch(Path(exe).name):
         return exe
     try:
         with Path(exe).open("rb") as file:
@@ -555,7 +558,7 @@ def _python_of(exe: str) -> str | None:
     except OSError:
         return None
     words = first[2:].split() if first.startswith("#!") else []
-    return words[0] if words and Path(words[0]).name.startswith("python") and os.access(words[0], os.X_OK) else None
+    return words[0] if words and _PYTHON.fullmatch(Path(words[0]).name) and os.access(words[0], os.X_OK) else None
 
 
 def _known_bare_wall_s(state: State) -> float | None:

@@ -9,19 +9,22 @@ import time
 from types import FrameType
 from typing import Any
 
-_WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_FOR_TARGET = (signal.SIGUSR1, signal.SIGUSR2)
+"""What schedulers send before time is over, for the program to save its state; profrun itself would die of them."""
 TWINS_S = 0.1
 """Signals so close together are one wish: a closing terminal, `timeout` and service managers send two at once."""
 
 
 class Signals:
-    """A context in which INT, TERM and HUP are noted. While `held`, that is all: who runs then looks at `received` and
-    does what they ask for. Else the second one raises KeyboardInterrupt, with its number.
+    """A context in which INT, TERM, HUP and QUIT are noted. While `held`, that is all: who runs then looks at `received`
+    and does what they ask for. Else the second one raises KeyboardInterrupt, with its number.
 
     A signal that was ignored at the start (nohup) stays ignored."""
 
     def __init__(self) -> None:
         self._received: list[int] = []
+        self._for_target: list[int] = []
         self._last = float("-inf")
         self._before: dict[int, Any] = {}
         self._pid = os.getpid()
@@ -29,7 +32,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        for number in _WATCHED:
+        for number in (*_WATCHED, *_FOR_TARGET):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._note)
         return self
@@ -42,6 +45,9 @@ class Signals:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if os.getpid() != self._pid:  # a child of ours just before its exec: nothing of this is its business
+            return
+        if number in _FOR_TARGET:
+            self._for_target.append(number)
             return
         now, last = time.monotonic(), self._last
         self._last = now
@@ -56,6 +62,11 @@ class Signals:
     def fileno(self) -> int:
         """Readable when a signal has come in since `received` was last asked."""
         return self._read
+
+    def for_target(self) -> list[int]:
+        """Those since the last call that are meant for the program, not for profrun."""
+        taken, self._for_target = self._for_target, []
+        return taken
 
     @property
     def received(self) -> tuple[int, ...]:

@@ -278,6 +278,18 @@ def test_a_tool_that_hangs_after_the_target_is_ended(tmp_path: Path) -> None:
     assert processes(str(tmp_path / "nsys")) == []
 
 
+def test_a_tool_that_dies_around_the_target(tmp_path: Path) -> None:
+    plan = nsys_plan(tmp_path, RUN_TARGET + '"$@" & sleep 0.5; kill -9 $$')
+    plan.write_text(plan.read_text().replace(f"  - {TIMING}\n", ""))
+    result = profrun(plan, "--", "sh", "-c", "sleep 1.5; echo finished; exit 3", cwd=tmp_path)
+    assert result.code == 3
+    assert "finished" in result.stdout
+    (record,) = result.summary["passes"]
+    assert record["run"]["leftovers"] == []
+    assert any("killed by SIGKILL" in note for note in record["notes"])
+    assert result.captures()["nsys"]["status"] == "tool_failed"
+
+
 def test_a_target_that_fails_only_under_a_tool(tmp_path: Path) -> None:
     plan = nsys_plan(tmp_path, RUN_TARGET + 'UNDER_TOOL=1 "$@"; code=$?; echo x > "$out.nsys-rep"; exit $code')
     result = profrun(plan, "--", "sh", "-c", 'test -z "$UNDER_TOOL"', cwd=tmp_path)
