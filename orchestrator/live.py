@@ -397,7 +397,7 @@ class LivePass:
             self._climb()
             self._cap_sizes()
             self._mend_stopped()
-            process.reap_orphans()
+            process.reap_orphans(self.inner.pid)
             for relay in self._relays:
                 relay.forward()
             self.context.stdin.pump()

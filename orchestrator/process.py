@@ -375,9 +375,7 @@ class Helper:
             if not self.wait(grace_s, give_up):
                 self.signal(signal.SIGTERM)
                 self.killed = not self.wait(5.0, give_up)
-        for pid in descendants(os.getpid()):
-            if session(pid) == self.pid:
-                send(pid, signal.SIGKILL)
+        end(lambda: [pid for pid in descendants(os.getpid()) if session(pid) == self.pid], patience_s=0.0)
         self.wait(5.0)
 
 
@@ -593,9 +591,9 @@ def take_exit(pid: int) -> Exit | None:
     return None
 
 
-def reap_orphans() -> None:
-    """Takes the exit status of dead processes that became our children and that nobody waits for."""
+def reap_orphans(but: int | None = None) -> None:
+    """Takes the exit status of dead processes that became our children and that nobody waits for, as `but` does."""
     for pid in children(os.getpid()):
-        if pid not in _WAITED_FOR and state(pid) == "Z":
+        if pid not in _WAITED_FOR and pid != but and state(pid) == "Z":
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)

@@ -17,8 +17,8 @@ TWINS_S = 0.1
 
 
 class Signals:
-    """A context in which INT, TERM, HUP and QUIT are noted. While `held`, that is all: who runs then looks at `received`
-    and does what they ask for. Else the second one raises KeyboardInterrupt, with its number.
+    """A context in which INT, TERM, HUP and QUIT are noted. While `held`, that is all: who runs looks at `received` and
+    does what they ask for. Else the second one raises KeyboardInterrupt, with its number.
 
     A signal that was ignored at the start (nohup) stays ignored."""
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import stat
 import sys
-import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 _BLOCK = 1 << 20
+_NEWLINE = ord("\n")
 _LOOK_S = 0.1
 """How often a relay that waits for a slow reader looks whether it should give up."""
 
@@ -152,55 +151,58 @@ class Relay:
 
     def __init__(self, path: Path, fd: int, told: Callable[[bool], None] | None = None) -> None:
         self._file = path.open("rb", buffering=0)
-        self._fd = fd
-        terminal, mode = os.isatty(fd), os.fstat(fd).st_mode
-        self._told = told if terminal else None
+        self._told = told if os.isatty(fd) else None
+        self._fd, self._may_block = _own_end(fd)
+        self._pending = memoryview(b"")
         self._amid_line = False
-        self._is_pipe = stat.S_ISFIFO(mode)
-        self._may_block = self._is_pipe or stat.S_ISSOCK(mode) or terminal
         self._open = True
 
     def forward(self, *, final: bool = False, give_up: Callable[[], bool] = lambda: False) -> None:
         """Passes on what is new. `final`: to the end, even if the reader is slow, unless `give_up` says not to."""
         while self._open:
-            if self._may_block and not select.select([], [self._fd], [], _LOOK_S if final else 0)[1]:
-                if final and not give_up():
-                    continue
+            self._pending = self._pending or memoryview(self._file.read(_BLOCK))
+            if not self._pending:
                 return
-            block = self._file.read(self._room())
-            if not block:
-                return
-            self._write(block)
+            if not self._write():
+                if not final or give_up():
+                    return
+                select.select([], [self._fd], [], _LOOK_S)
 
-    def _room(self) -> int:
-        """How much may be written at once: what `select` promises, and all that a pipe holds where it is empty."""
-        if not self._may_block:
-            return _BLOCK
-        if self._is_pipe and fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)) == bytes(4):
-            return fcntl.fcntl(self._fd, fcntl.F_GETPIPE_SZ)
-        return select.PIPE_BUF
-
-    def _write(self, block: bytes) -> None:
-        self._amid_line = not block.endswith(b"\n")
+    def _write(self) -> bool:
+        """Writes what is taken without waiting; False when that is nothing."""
+        block = self._pending[: select.PIPE_BUF] if self._may_block else self._pending
+        if self._may_block and not select.select([], [self._fd], [], 0)[1]:
+            return False
         if self._told:
-            self._told(self._amid_line)
-        view = memoryview(block)
+            self._told(block[-1] != _NEWLINE)
         try:
-            while view:
-                view = view[self._take(view) :]
+            written = os.write(self._fd, block)
+        except BlockingIOError:
+            return False
         except OSError:  # the reader has gone: the target's output stays in its file
             self._open = False
-
-    def _take(self, view: memoryview) -> int:
-        try:
-            return os.write(self._fd, view)
-        except BlockingIOError:  # somebody else who holds it has made it non-blocking
-            select.select([], [self._fd], [], _LOOK_S)
-            return 0
+            return True
+        self._amid_line = block[written - 1] != _NEWLINE
+        self._pending = self._pending[written:]
+        return True
 
     def close(self, give_up: Callable[[], bool] = lambda: False) -> None:
         with contextlib.suppress(OSError):
             self.forward(final=True, give_up=give_up)
-            if self._amid_line and self._open and not give_up():
-                self._write(b"\n")
+            if self._amid_line and not self._pending:
+                self._pending = memoryview(b"\n")
+                self.forward(final=True, give_up=give_up)
         self._file.close()
+        os.close(self._fd)
+
+
+def _own_end(fd: int) -> tuple[int, bool]:
+    """(A descriptor for the same stream, whether a write to it may wait for a reader). Pipes and terminals are opened
+    once more, since others share the caller's own, and would find it non-blocking, too."""
+    mode = os.fstat(fd).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(fd)):
+        return os.dup(fd), False
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), False
+    except OSError:  # a socket, or another user's
+        return os.dup(fd), True

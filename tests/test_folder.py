@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -97,3 +98,27 @@ def test_scratch_falls_back_when_tmpdir_is_missing(tmp_path: Path, monkeypatch: 
     assert os.access(made, os.W_OK)
     folder.remove(made)
     assert not made.exists()
+
+
+def test_scratch_space_is_taken_where_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    full = {str(tmp_path)}
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=0 if place in full else 1 << 30))
+    elsewhere = folder.scratch()
+    assert elsewhere.is_absolute()
+    assert tmp_path not in elsewhere.parents
+    folder.remove(elsewhere)
+    full |= {"/tmp", "/var/tmp", "."}
+    with pytest.raises(FolderError, match="no place for temporary files"):
+        folder.scratch()
+
+
+def test_no_link_is_left_where_latest_can_not_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    made = folder.create(tmp_path, "x").path
+    assert list(tmp_path.iterdir()) == [made]

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from orchestrator import process
 from orchestrator.model import Child, Exit
+from orchestrator.signals import Signals
 
 
 def spec(*argv: str, exe: str | None = None, env: dict[str, str] | None = None, out: int = 1) -> process.Spec:
@@ -59,6 +61,43 @@ def test_a_question_that_nobody_answers_ends_with_its_whole_group() -> None:
 
 def test_a_tool_that_is_not_there() -> None:
     assert "can't be started" in str(process.ask(["no-such-tool-anywhere"]).error)
+
+
+def test_a_question_is_put_in_its_own_directory_and_with_its_own_path(tmp_path: Path) -> None:
+    (tmp_path / "here").write_text("#!/bin/sh\necho $0\n")
+    (tmp_path / "here").chmod(0o755)
+    assert process.ask(["./here"], cwd=str(tmp_path)).ok
+    assert process.ask(["here"], env={"PATH": str(tmp_path)}).ok
+    assert "command not found" in str(process.ask(["ls"], env={"PATH": str(tmp_path)}).error)
+
+
+def test_a_question_without_a_place_for_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(process.tempfile, "TemporaryFile", full)
+    assert process.ask(["true"]).error == "true can't be started: [Errno 28] No space left on device"
+
+
+def test_a_question_adds_nothing_and_leaves_no_thread() -> None:
+    """Python 3.12 warns of a fork while a thread of `sh` still ends; `sh` lets background commands ignore SIGHUP."""
+    answer = process.ask(["grep", "SigIgn", "/proc/self/status"])
+    assert not int(answer.stdout.split()[1], 16) & 1 << (signal.SIGHUP - 1)
+    assert [t.name for t in threading.enumerate() if "pid" in t.name] == []
+
+
+@pytest.mark.parametrize("how", ["asked", "raised"])
+def test_a_question_that_is_given_up_leaves_nobody(how: str) -> None:
+    def impatient() -> bool:
+        if how == "raised":
+            raise KeyboardInterrupt
+        return True
+
+    try:
+        assert process.ask(["sleep", "98.6"], give_up=impatient).error == "it was interrupted"
+    except KeyboardInterrupt:
+        assert how == "raised"
+    assert subprocess.run(["pgrep", "-f", "sleep 98.6"], capture_output=True).returncode == 1
 
 
 # ---------------------------------------------------------------- the target
@@ -116,6 +155,28 @@ def test_a_target_that_can_not_be_executed(tmp_path: Path) -> None:
     assert "format" in str(started.start_error)
     started = finished(process.start(spec("x", exe=str(tmp_path / "missing"))))
     assert started.exit == Exit(code=127)
+
+
+@pytest.mark.parametrize("missing", ["in Python", "in the kernel"])
+def test_a_system_without_pidfd(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    def no(pid: int) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", no)
+    if missing == "in Python":
+        monkeypatch.delattr(os, "pidfd_open")
+    started = process.start(spec("sh", "-c", "sleep 0.2; exit 7"))
+    assert not started.wait(0.01)
+    assert finished(started).exit == Exit(code=7)
+
+
+def test_a_signal_to_a_target_before_its_exec_is_not_lost() -> None:
+    with Signals() as got:
+        started = process.start(spec("sleep", "30"), gated=True)
+        process.send(started.pid, signal.SIGTERM)
+        started.open_gate()
+        assert finished(started).exit == Exit(signal=signal.SIGTERM)
+        assert got.received == ()
 
 
 def test_resources_of_the_target() -> None:
@@ -198,3 +259,33 @@ def test_a_helper_that_hangs_is_killed(tmp_path: Path) -> None:
     helper.stop(signal.SIGINT, 0.1)
     assert helper.killed
     assert helper.status() == 137
+
+
+def wait_for(path: Path) -> str:
+    while not (text := path.read_text()):
+        time.sleep(0.01)
+    return text
+
+
+def test_a_helper_hears_the_interrupt_that_profrun_ignores(tmp_path: Path) -> None:
+    """A script's `profrun ... &` ignores SIGINT, and that is inherited."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        code = "print('up', flush=True); import time; time.sleep(60)"
+        helper = process.Helper([sys.executable, "-c", code], tmp_path / "o", tmp_path / "e", os.environ, tmp_path)
+        wait_for(tmp_path / "o")
+        helper.stop(signal.SIGINT, 5)
+        assert helper.status() == 130
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_who_is_in_a_hurry_kills_at_once(tmp_path: Path) -> None:
+    text = "trap '' INT TERM; echo up; while :; do sleep 0.05; done"
+    helper = process.Helper(["sh", "-c", text], tmp_path / "o", tmp_path / "e", os.environ, tmp_path)
+    wait_for(tmp_path / "o")
+    began = time.monotonic()
+    helper.stop(signal.SIGINT, 60, lambda: time.monotonic() > began + 0.3)
+    assert helper.killed
+    assert time.monotonic() - began < 3

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli import command, environment, profrun, script, write_plan
@@ -508,3 +511,265 @@ def test_usage_errors(tmp_path: Path, words: list[str], code: int, said: str) ->
     assert result.code == code
     assert said in result.stdout + result.stderr
     assert "Traceback" not in result.stderr
+
+
+# ---------------------------------------------------------------- streams that are closed, full or gone
+
+
+def shell(words: list[str], redirections: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    line = f"{shlex.join(words)} {redirections}"
+    return subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, env=environment(), text=True, capture_output=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_an_empty_one(plan: Path, tmp_path: Path, closed: str) -> None:
+    done = shell(command(plan, "--", "sh", "-c", "cat; echo out; echo err >&2; exit 7"), closed, tmp_path)
+    assert done.returncode == 7
+    kept = tmp_path / "reports" / "latest" / "raw" / "p01-target"
+    assert [(kept / f"{name}.log").read_text() for name in ("stdout", "stderr")] == ["out\n", "err\n"]
+
+
+@pytest.mark.parametrize("gone", ["| true", "2>&1 | true", ">/dev/full", "2>/dev/full"])
+def test_a_reader_that_has_gone_changes_neither_report_nor_status(plan: Path, tmp_path: Path, gone: str) -> None:
+    words = command(plan, "--", "sh", "-c", "sleep 0.3; echo out; exit 7")
+    done = shell(words, f"{gone}; exit ${{PIPESTATUS[0]}}", tmp_path)
+    assert done.returncode == 7
+    assert "bug" not in done.stderr
+    assert (tmp_path / "reports" / "latest" / "summary.json").exists()
+
+
+def test_a_list_that_nobody_reads_to_its_end(tmp_path: Path) -> None:
+    assert shell(command("--help"), "| true; exit ${PIPESTATUS[0]}", tmp_path).stderr == ""
+    full = shell(command("templates"), "> /dev/full", tmp_path)
+    assert full.returncode != 0
+    assert "stdout can't be written: No space left on device" in full.stderr
+
+
+def test_a_caller_that_ignores_the_end_of_children(plan: Path, tmp_path: Path) -> None:
+    words = command(plan, "--", "sh", "-c", "exit 7")
+    code = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    assert subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, timeout=60).returncode == 7
+
+
+def test_a_directory_that_was_removed(plan: Path, tmp_path: Path) -> None:
+    done = shell(command(plan, "--", "true"), "", tmp_path)
+    assert done.returncode == 0
+    gone = shell(
+        ["sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "x", *command(plan, "--", "true")],
+        "",
+        tmp_path,
+    )
+    assert gone.returncode == 126
+    assert "can't be found" in gone.stderr
+
+
+# ---------------------------------------------------------------- disks that fill up
+
+
+def on_a_full_disk(plan: Path, tmp_path: Path, name: str, *target: str) -> Any:
+    """profrun on a disk that takes every file but those of that name in the report."""
+    code = textwrap.dedent(f"""
+        import os, sys
+        from orchestrator import folder
+        from orchestrator.cli import main
+        write = folder.write_atomic
+        def full(path, data):
+            if path.name == {name!r} and "reports" in path.parts:
+                raise OSError(28, "No space left on device", str(path))
+            write(path, data)
+        folder.write_atomic = full
+        main(sys.argv[1:])
+    """)
+    words = [sys.executable, "-c", code, str(plan), "--", *target]
+    return subprocess.run(words, cwd=tmp_path, env=environment(), text=True, capture_output=True, timeout=60)
+
+
+@pytest.mark.parametrize(("target", "code"), [(("true",), 4), (("sh", "-c", "exit 7"), 7)])
+@pytest.mark.parametrize("name", ["run.json", "summary.json"])
+def test_a_report_that_the_disk_does_not_take_can_still_be_made(
+    plan: Path, tmp_path: Path, name: str, target: tuple[str, ...], code: int
+) -> None:
+    done = on_a_full_disk(plan, tmp_path, name, *target)
+    assert done.returncode == code
+    assert "can't be finished\n  why:  No space left on device" in done.stderr
+    advice = done.stderr.split("make room, then: ")[1].strip()
+    again = shell(["eval", advice.replace("profrun", shlex.join(command()))], "", tmp_path)
+    assert again.returncode == 0, again.stderr
+    outcome = json.loads((tmp_path / "reports" / "latest" / "summary.json").read_text())["outcome"]
+    assert outcome["exit_code"] == (7 if code == 7 else 0)
+
+
+def test_a_report_that_can_not_even_be_begun(plan: Path, tmp_path: Path) -> None:
+    done = on_a_full_disk(plan, tmp_path, "plan.yaml", "touch", "ran")
+    assert done.returncode == 3
+    assert "can't be written" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_copy_of_a_record_is_not_worth_a_run(plan: Path, tmp_path: Path) -> None:
+    assert on_a_full_disk(plan, tmp_path, "command.json", "true").returncode == 0
+
+
+# ---------------------------------------------------------------- signals at every stage
+
+
+def signalled(words: list[str], tmp_path: Path, sign: str, *numbers: int) -> tuple[int, str, float]:
+    """(exit status, stderr, seconds) of a run that gets signals as soon as it has started a program `sleep SIGN`."""
+    running = subprocess.Popen(
+        words, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while not processes(f"^sleep {sign}"):
+        assert running.poll() is None
+        time.sleep(0.02)
+    began = time.monotonic()
+    for number in numbers:
+        running.send_signal(number)
+        time.sleep(0.3)
+    _, said = running.communicate(timeout=60)
+    assert processes(f"^sleep {sign}") == []
+    assert list(Path(tmp_path, "tmp").glob("profrun-*")) == []
+    return running.returncode, said, time.monotonic() - began
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    return tmp_path / "tmp"
+
+
+def steps(tmp_path: Path, run: str = "true", undo: str = "true") -> str:
+    """Two environment steps that note what they do; `run` and `undo` are what the second does as well."""
+    note = f">> {tmp_path}/log"
+    return (
+        f"[{{use: shell, run: [sh, -c, 'echo on1 {note}'], undo: [sh, -c, 'echo off1 {note}']}},"
+        f" {{use: shell, run: [sh, -c, 'echo on2 {note}; {run}'], undo: [sh, -c, '{undo}; echo off2 {note}']}}]"
+    )
+
+
+@pytest.mark.usefixtures("scratch")
+def test_an_impatient_user_during_a_step_gets_the_machine_back(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, TIMING, environment=steps(tmp_path, run="sleep 321"), **FAST)
+    code, _, took_s = signalled(command(plan, "--", "touch", "ran"), tmp_path, "321", signal.SIGINT, signal.SIGINT)
+    assert code == 130
+    assert took_s < 10
+    assert (tmp_path / "log").read_text().split() == ["on1", "on2", "off2", "off1"]
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.usefixtures("scratch")
+def test_putting_the_machine_back_is_never_cut_short(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, TIMING, environment=steps(tmp_path, undo="sleep 1.322"), **FAST)
+    code, _, _ = signalled(command(plan, "--", "true"), tmp_path, "1.322", signal.SIGTERM, signal.SIGTERM)
+    assert code == 143
+    assert (tmp_path / "log").read_text().split() == ["on1", "on2", "off2", "off1"]
+
+
+@pytest.mark.usefixtures("scratch")
+def test_before_each_is_not_waited_for(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, TIMING, target="{before_each: [sh, -c, 'sleep 323; true']}", **FAST)
+    code, said, took_s = signalled(command(plan, "--", "touch", "ran"), tmp_path, "323", signal.SIGINT)
+    assert code == 130
+    assert took_s < 5
+    assert "interrupted" in said
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.usefixtures("scratch")
+def test_a_second_signal_ends_what_comes_after_the_target_and_starts_nothing_again(tmp_path: Path) -> None:
+    body = f'[ "$1" = export ] && exec sleep 324\n{RUN_TARGET}"$@"; echo data > "$out.nsys-rep"'
+    plan = nsys_plan(tmp_path, body.replace('[ "$1" = profile ] || exit 1\n', ""), target="{retry: true}")
+    words = command(plan, "--", "sh", "-c", f"echo start >> {tmp_path}/starts")
+    code, _, took_s = signalled(words, tmp_path, "324", signal.SIGINT, signal.SIGINT)
+    assert code == 130
+    assert took_s < 5
+    assert (tmp_path / "starts").read_text().split() == ["start"] * 2  # the bare run, and one under nsys
+
+
+@pytest.mark.usefixtures("scratch")
+def test_quit_is_a_signal_like_the_others(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, TIMING, environment=steps(tmp_path), **FAST)
+    code, _, _ = signalled(command(plan, "--", "sleep", "325"), tmp_path, "325", signal.SIGQUIT)
+    assert code == 131
+    assert (tmp_path / "log").read_text().split() == ["on1", "on2", "off2", "off1"]
+
+
+def test_a_schedulers_warning_reaches_the_target(plan: Path, tmp_path: Path) -> None:
+    text = "trap 'echo saved; exit 0' USR1; echo up; while :; do sleep 0.05; done"
+    running = subprocess.Popen(command(plan, "--", "sh", "-c", text), cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "up\n"
+    running.send_signal(signal.SIGUSR1)
+    out, _ = running.communicate(timeout=30)
+    assert out.splitlines()[0] == "saved"
+    assert running.returncode == 0
+
+
+# ---------------------------------------------------------------- who is there before, between and after
+
+
+def test_orphans_that_have_ended_do_not_pile_up(plan: Path, tmp_path: Path) -> None:
+    text = 'for i in 1 2 3 4 5 6 7 8; do (sleep 0.01 &); done; sleep 0.5; ps -eo ppid=,stat= | grep -c "^ *$PPID *Z"'
+    result = profrun(plan, "--", "sh", "-c", text, cwd=tmp_path)
+    assert result.stdout.splitlines()[0] == "0"
+
+
+def test_what_before_each_has_started_is_no_leftover_of_the_target(tmp_path: Path) -> None:
+    prepare = "[sh, -c, 'sleep 326 > /dev/null & true']"
+    plan = write_plan(tmp_path, TIMING, target=f"{{before_each: {prepare}}}", leftovers="end", **FAST)
+    try:
+        result = profrun(plan, "--", "true", cwd=tmp_path)
+        assert result.summary["passes"][0]["run"]["leftovers"] == []
+        assert len(processes("^sleep 326")) == 1
+    finally:
+        subprocess.run(["pkill", "-f", "^sleep 326"])
+
+
+def test_what_a_tool_has_started_ends_and_is_no_leftover_of_the_target(tmp_path: Path) -> None:
+    tool = stand_in(tmp_path, "py-spy", "sleep 327 & exit 0")
+    plan = write_plan(tmp_path, "{use: py-spy}", tools=f"{{py-spy: {tool}}}", **FAST)
+    result = profrun(plan, "--", sys.executable, "-c", "import time; time.sleep(0.5)", cwd=tmp_path)
+    assert result.summary["passes"][0]["run"]["leftovers"] == []
+    assert processes("^sleep 327") == []
+
+
+def test_a_failed_preparation_leaves_no_scratch_space(tmp_path: Path, scratch: Path) -> None:
+    plan = write_plan(tmp_path, TIMING, target="{before_each: ['false']}", **FAST)
+    assert profrun(plan, "--", "true", cwd=tmp_path).code == 4
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_program_called_python_something_is_started_for_its_passes_only(plan: Path, tmp_path: Path) -> None:
+    target = script(tmp_path / "python-train", f"#!/bin/sh\necho start >> {tmp_path}/starts\n")
+    assert profrun(plan, "--", target, cwd=tmp_path).code == 0
+    assert (tmp_path / "starts").read_text().split() == ["start"]
+
+
+def test_a_window_that_never_opens_is_no_failure_of_the_tool(tmp_path: Path) -> None:
+    tool = stand_in(tmp_path, "py-spy", "exit 1")
+    plan = write_plan(tmp_path, "{use: py-spy}", tools=f"{{py-spy: {tool}}}", window="{after: 60s, for: 1s}", **FAST)
+    result = profrun(plan, "--", "true", cwd=tmp_path)
+    assert result.code == 0
+    assert result.captures()["py-spy"]["status"] == "empty"
+    assert "before the window opened" in result.captures()["py-spy"]["reason"]
+
+
+def test_a_report_without_its_secrets_is_not_run_again(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, TIMING, target="{env: {MY_SECRET: zqx-9923}}", **FAST)
+    words = ["--", "sh", "-c", 'echo "$MY_SECRET $2" >> seen', "x", "--token", "zqx-7731"]
+    first = profrun(plan, *words, cwd=tmp_path)
+    refused = profrun("--into", first.folder, cwd=tmp_path)
+    assert refused.code == 2
+    assert "without their secrets" in refused.stderr
+    assert profrun(plan, "--into", first.folder, *words, cwd=tmp_path).code == 0
+    assert (tmp_path / "seen").read_text().splitlines() == ["zqx-9923 zqx-7731"] * 2
+
+
+def test_a_traceback_of_a_parser_is_in_the_log(tmp_path: Path) -> None:
+    code = "import sys; from orchestrator.collectors.timing import Timing; Timing.parse = lambda *_: 1 / 0\n"
+    code += "from orchestrator.cli import main; main(sys.argv[1:])"
+    plan = write_plan(tmp_path, TIMING, **FAST)
+    subprocess.run([sys.executable, "-c", code, plan, "--", "true"], cwd=tmp_path, capture_output=True, timeout=60)
+    assert "ZeroDivisionError" in (tmp_path / "reports" / "latest" / "run.log").read_text()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.stdio import Relay, Stdin
+from orchestrator.stdio import Relay, Stdin, lenient
 
 
 @pytest.fixture
@@ -122,3 +122,77 @@ def test_a_reader_that_does_not_read_never_blocks_the_relay(tmp_path: Path) -> N
     os.close(read_end)
     relay.close()  # the reader has gone: no error
     assert relay._open is False
+
+
+def test_stdin_that_can_not_be_kept_is_given_to_the_first_pass_only(tmp_path: Path, stdin_pipe: int) -> None:
+    stdin = Stdin(tmp_path / "missing" / "spool", passes=2)
+    first = stdin.open()
+    os.write(stdin_pipe, b"data")
+    stdin.pump()
+    assert os.read(first, 99) == b"data"
+    assert "could not be kept: No such file" in str(stdin.lost)
+    os.close(stdin_pipe)
+
+
+def test_a_file_that_is_not_ours_to_open_is_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "in").write_bytes(b"header\nbody")
+    saved, fd = os.dup(0), os.open(tmp_path / "in", os.O_RDONLY)
+    try:
+        os.dup2(fd, 0)
+        os.lseek(0, 7, os.SEEK_SET)
+        stdin = Stdin(tmp_path / "spool", passes=2)
+        monkeypatch.setattr(os, "open", refuse)
+        assert [os.read(stdin.open(), 99) for _ in range(2)] == [b"body", b"body"]
+    finally:
+        os.dup2(saved, 0)
+
+
+def test_a_target_that_reads_fast_is_waited_for_and_not_polled(tmp_path: Path, stdin_pipe: int) -> None:
+    stdin = Stdin(tmp_path / "spool", passes=2)
+    assert stdin.watched() == ([], [])
+    read_end = stdin.open()
+    assert stdin.watched() == ([0], [])
+    for _ in range(2):  # the second does not fit into the pipe
+        os.write(stdin_pipe, bytes(1 << 16))
+        stdin.pump()
+    assert [len(fds) for fds in stdin.watched()] == [0, 1]
+    os.close(read_end)
+    os.close(stdin_pipe)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "terminal"])
+def test_a_reader_that_has_stopped_is_given_up(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "log").write_bytes(b"x" * 1_000_000)
+    read_end, write_end = os.pipe() if kind == "pipe" else os.openpty()
+    looks = iter([False, True])
+    relay = Relay(tmp_path / "log", write_end)
+    relay.close(lambda: next(looks, True))
+    assert len(os.read(read_end, 1 << 20)) > 0
+
+
+def test_somebodys_non_blocking_stdout_gets_everything(tmp_path: Path) -> None:
+    data = os.urandom(1 << 20)
+    (tmp_path / "log").write_bytes(data)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.extend(iter(lambda: os.read(read_end, 1 << 16), b"")))
+    reader.start()
+    Relay(tmp_path / "log", write_end).close()
+    os.close(write_end)
+    reader.join()
+    assert b"".join(got).startswith(data)
+
+
+def test_a_stream_without_a_reader_is_no_reason_to_stop() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with pytest.raises(BrokenPipeError), os.fdopen(write_end, "w", buffering=1) as plain:
+        stream = lenient(plain)
+        stream.write("gone\n")
+        stream.flush()
+        assert not stream.isatty()
+        plain.write("gone\n")

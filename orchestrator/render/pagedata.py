@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 ROWS = 250
 """Rows of a table in the page; the rest is in its Parquet file."""
 ROWS_OF = {"stacks": 50}
-"""Fewer of those whose rows are long: the flame graph shows them all."""
+STACK_CHARACTERS = 600
+"""Fewer stacks, and of a long one both ends: the flame graph shows them all, the table's file has every letter."""
 TEXT_BUDGET_BYTES = 1_000_000
 """For the text of all tables of the page together."""
 NODES = 50_000
@@ -160,6 +161,8 @@ def _content(name: str, frame: pandas.DataFrame, series: pandas.Series, unit: st
     values = view.values(series)
     if not _numeric(series):
         texts = [None if v is None else view.visible(view.plain(v) or "") for v in values]
+        if name == "stack":
+            texts = [None if t is None else view.short(t, STACK_CHARACTERS) for t in texts]
         return {"type": "code" if name in _CODE else "text", "values": texts}
     if name in _IDENTIFIERS:
         return {"type": "id", "values": values}
