@@ -40,27 +40,20 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point. Ends the process with the exit status."""
     words = sys.argv[1:] if argv is None else argv
     _open_missing()
-    code = 0
-    try:
-        code = _answer(words)
-        sys.stdout.flush()
-    except OSError as error:
-        from orchestrator.errors import EXIT_PREFLIGHT
-        from orchestrator.stdio import give_up_stdout
-
-        give_up_stdout(error)
-        code = code or (0 if isinstance(error, BrokenPipeError) else EXIT_PREFLIGHT)
-    sys.exit(code)
-
-
-def _answer(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        print(HELP, end="", file=sys.stdout if words else sys.stderr)
-        return 0 if words else 2
+        sys.exit(_plain(HELP) if words else _plain(HELP, to_stdout=False))
     if words[0] in ("-V", "--version"):
-        print(f"profrun {__version__}")
-        return 0
-    return _guarded(words)
+        sys.exit(_plain(f"profrun {__version__}\n"))
+    sys.exit(_heard(words))
+
+
+def _plain(text: str, *, to_stdout: bool = True) -> int:
+    """Prints what needs no verb. A reader who has seen enough of it is no error."""
+    try:
+        print(text, end="", file=sys.stdout if to_stdout else sys.stderr, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0 if to_stdout else 2
 
 
 def _open_missing() -> None:
@@ -72,30 +65,47 @@ def _open_missing() -> None:
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r"))
 
 
+def _heard(words: list[str]) -> int:
+    """Runs the verb, whether anybody listens or not. What stdout could not take changes a good exit status only, and
+    not even that where a reader has just seen enough."""
+    from contextlib import redirect_stderr, redirect_stdout
+    from typing import TextIO, cast
+
+    from orchestrator.errors import EXIT_PREFLIGHT
+    from orchestrator.stdio import Lenient
+
+    out, err = Lenient(sys.stdout), Lenient(sys.stderr)
+    with redirect_stdout(cast(TextIO, out)), redirect_stderr(cast(TextIO, err)):
+        code = _guarded(words)
+        out.flush()
+        if out.error is None:
+            return code
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still buffered
+        if isinstance(out.error, BrokenPipeError):
+            return code
+        print(f"profrun: stdout can't be written: {out.error.strerror}", file=sys.stderr)
+        return code or EXIT_PREFLIGHT
+
+
 def _guarded(words: list[str]) -> int:
     """Runs the verb; every error becomes its message and its exit status."""
     import signal
-    from contextlib import redirect_stderr
 
     from orchestrator.errors import EXIT_BUG, ProfrunError
-    from orchestrator.stdio import lenient
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller that ignores it would keep from us how children end
-    with redirect_stderr(lenient(sys.stderr)):
-        try:
-            from orchestrator import commands
+    try:
+        from orchestrator import commands
 
-            return commands.run(words)
-        except ProfrunError as error:
-            print(f"profrun: {error.text()}", file=sys.stderr)
-            return error.exit_code
-        except KeyboardInterrupt as error:
-            print("profrun: interrupted", file=sys.stderr)
-            return 128 + (error.args[0] if error.args else signal.SIGINT)
-        except BrokenPipeError:
-            raise
-        except Exception:  # the last net: a bug must leave a log that can be pasted, not a bare traceback
-            from orchestrator.commands import bug_report
+        return commands.run(words)
+    except ProfrunError as error:
+        print(f"profrun: {error.text()}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt as error:
+        print("profrun: interrupted", file=sys.stderr)
+        return 128 + (error.args[0] if error.args else signal.SIGINT)
+    except Exception:  # the last net: a bug must leave a log that can be pasted, not a bare traceback
+        from orchestrator.commands import bug_report
 
-            print(bug_report(), file=sys.stderr)
-            return EXIT_BUG
+        print(bug_report(), file=sys.stderr)
+        return EXIT_BUG

@@ -192,14 +192,10 @@ def _console(options: argparse.Namespace) -> Console:
 
 def _finish(report: Report, options: argparse.Namespace, console: Console, *, rebuilt: bool = False) -> None:
     """The last words: the verdict on stderr, the report's path (or its summary) on stdout."""
-    from orchestrator import stdio
     from orchestrator.report import summary
 
     console.end(report, rebuilt=rebuilt)
-    try:
-        print(json.dumps(_plain(summary(report)), indent=1) if options.json else report.folder, flush=True)
-    except OSError as error:  # the run has ended as it has, whether anybody is told or not
-        stdio.give_up_stdout(error)
+    print(json.dumps(_plain(summary(report)), indent=1) if options.json else report.folder, flush=True)
 
 
 def _duration_s(options: argparse.Namespace) -> float | None:

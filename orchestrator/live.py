@@ -528,8 +528,9 @@ class LivePass:
         received, limit_s = self.context.interrupts.received, self.planned.timeout_s
         if received and self.ended_by != "interrupt":
             self.ended_by = "interrupt"
-            self.context.observer.interrupted(received[0])
             self._ladder = Ladder(((received[0], INTERRUPT_GRACE_S), *STOP_LADDER[1:]))
+            self._climb()  # before a word is said, for which a terminal that stands still might keep us waiting
+            self.context.observer.interrupted(received[0])
         elif len(received) > 1 and self._ladder and signal.SIGKILL not in self._ladder.sent:
             self._ladder = Ladder(STOP_LADDER[-1:])
         elif limit_s is not None and self._ladder is None and self._elapsed_s() > limit_s:

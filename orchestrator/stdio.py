@@ -6,10 +6,9 @@ import contextlib
 import os
 import select
 import stat
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 _BLOCK = 1 << 20
 _NEWLINE = ord("\n")
@@ -113,30 +112,26 @@ def _read(fd: int) -> bytes:
         return b""
 
 
-def give_up_stdout(error: OSError) -> None:
-    """Nobody takes what there is to say on stdout; that is worth a word unless a reader has just seen enough."""
-    if not isinstance(error, BrokenPipeError):
-        print(f"profrun: stdout can't be written: {error.strerror}", file=sys.stderr)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still buffered
+class Lenient:
+    """A text stream that drops what nobody takes: a run goes on without the terminal or pipe that it was watched on."""
 
-
-def lenient(stream: TextIO) -> TextIO:
-    """A stream that drops what nobody takes: a run goes on without the terminal or the pipe that it was watched on."""
-    return cast("TextIO", _Lenient(stream))
-
-
-class _Lenient:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self.error: OSError | None = None
+        """Why it has dropped something."""
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
-            self._stream.write(text)
+        self._try(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.flush()
+        self._try(self._stream.flush)
+
+    def _try(self, action: Callable[..., object], *words: str) -> None:
+        try:
+            action(*words)
+        except OSError as error:
+            self.error = self.error or error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -171,7 +166,7 @@ class Relay:
     def _write(self) -> bool:
         """Writes what is taken without waiting; False when that is nothing."""
         block = self._pending[: select.PIPE_BUF] if self._may_block else self._pending
-        if self._may_block and not select.select([], [self._fd], [], 0)[1]:
+        if (self._may_block or self._told) and not select.select([], [self._fd], [], 0)[1]:
             return False
         if self._told:
             self._told(block[-1] != _NEWLINE)

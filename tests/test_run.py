@@ -595,7 +595,7 @@ def test_a_report_that_the_disk_does_not_take_can_still_be_made(
     assert done.returncode == code
     assert "can't be finished\n  why:  No space left on device" in done.stderr
     advice = done.stderr.split("make room, then: ")[1].strip()
-    again = shell(["eval", advice.replace("profrun", shlex.join(command()))], "", tmp_path)
+    again = shell(["eval", advice.replace("profrun report", shlex.join(command("report")))], "", tmp_path)
     assert again.returncode == 0, again.stderr
     outcome = json.loads((tmp_path / "reports" / "latest" / "summary.json").read_text())["outcome"]
     assert outcome["exit_code"] == (7 if code == 7 else 0)

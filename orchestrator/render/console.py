@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import sys
 import time
@@ -71,8 +72,12 @@ class Console:
             self._show_pass(0.0)
 
     def tick(self, elapsed_s: float) -> None:
-        if self._live and not self._amid_line and time.monotonic() - self._shown_at > 0.25:
+        if self._live and not self._amid_line and time.monotonic() - self._shown_at > 0.25 and self._moves():
             self._show_pass(elapsed_s)
+
+    def _moves(self) -> bool:
+        """Whether the terminal takes text now: one that was stopped with Ctrl-S must not hold up the pass."""
+        return bool(select.select([], [self._stream], [], 0)[1])
 
     def make_way(self, amid_line: bool) -> None:
         """The target is about to write to the terminal; `amid_line`: it will leave a line open (a progress bar does),

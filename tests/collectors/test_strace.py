@@ -203,8 +203,8 @@ def test_a_summary_becomes_one_table() -> None:
     assert sum(table.columns["count"]) == total
     slower = 1 / (1 - total * COST_S["summary"] / 0.1)
     assert parsed.notes == (
-        f"{total:,} system calls in 100 ms, {total / 0.1:,.0f} a second; at about 20 us for each, strace made the target "
-        f"at least {slower:.2f} times as slow (estimate)",
+        f"{total:,} system calls in 100 ms, {total / 0.1:,.0f} a second; at about 20 us for each, strace made the "
+        f"target at least {slower:.2f} times as slow (estimate)",
     )
 
 
