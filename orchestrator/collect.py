@@ -106,6 +106,9 @@ def _verdict(
         return "tool_failed", member.failure
     if missing and live.planned.window and not live.window_opened and run.ended_by == "itself":
         return "empty", f"the run had ended before the window opened, {live.planned.window.after_s:g} s after its start"
+    died = _died(live, member)
+    if died:
+        return ("tool_failed", f"{died}; it left no data") if missing else ("degraded", f"{died}; the rest is missing")
     if missing:
         return _why_missing(member, missing, run, said)
     if member.launch.artifacts:
@@ -116,6 +119,14 @@ def _verdict(
 def _files(directory: Path, expect: Expect) -> list[Path]:
     """An empty file is no data: tools leave one behind when the disk is full or they were killed."""
     return sorted(path for path in directory.glob(expect.glob) if path.is_file() and path.stat().st_size)
+
+
+def _died(live: LivePass, member: Member) -> str | None:
+    """How a tool of the member came to an end that nobody had asked for; None when none did."""
+    started = live.started
+    around = [started.exit.describe()] if member.wrap and live.inner.outlived and started and started.exit else []
+    hows = [*around, *(how for aide in member.aides if (how := aide.helper.mishap()))]
+    return f"the tool itself was {hows[0]} while the target ran" if hows else None
 
 
 def _why_missing(member: Member, missing: list[Expect], run: TargetRun, said: str) -> tuple[Status, str]:
@@ -137,6 +148,8 @@ def _why_missing(member: Member, missing: list[Expect], run: TargetRun, said: st
 def _with_data(member: Member, run: TargetRun) -> tuple[Status, str | None]:
     if member.truncated:
         return "degraded", "the log had reached its size or time limit; the rest of the run is not in it"
+    if any(aide.helper.killed for aide in member.aides):
+        return "degraded", "the tool did not end when it was asked to, and was killed: its data may be cut"
     if run.ended_by in ("timeout", "interrupt"):
         return "degraded", f"the pass was ended by {'its time-out' if run.ended_by == 'timeout' else 'a signal'}"
     return "ok", None

@@ -345,6 +345,11 @@ class Helper:
         code = self._popen.poll()
         return None if code is None else _exit_of(code).status
 
+    def mishap(self) -> str | None:
+        """The signal that it died of without having been asked to end; None for every other end."""
+        code = self._popen.poll()
+        return _exit_of(code).describe() if code is not None and code < 0 and not self.asked_to_stop else None
+
     def wait(self, timeout_s: float, give_up: Callable[[], bool] = lambda: False) -> bool:
         """Waits for its end, up to `timeout_s` or until `give_up`; True when it has ended."""
         deadline = time.monotonic() + timeout_s

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -94,6 +95,8 @@ class State:
     checks: Preflight = None  # type: ignore[assignment]
     folder: folder.Folder = None  # type: ignore[assignment]
     info: RunInfo = None  # type: ignore[assignment]
+    earlier: dict[str, Any] | None = None
+    """raw/run.json of the report that is added to, as it was."""
     scratch: Path | None = None
     environment: Environment | None = None
     facts: dict[str, Any] = field(default_factory=dict)
@@ -158,7 +161,7 @@ def open_folder(state: State) -> None:
     steps = [step.child().set for step in state.run.plan.environment]
     scrub = redact.scrubber({k: v for env in (*steps, state.run.target.env) for k, v in env.items()})
     if state.request.into:
-        state.folder = folder.Folder(state.request.into, scrub)
+        state.folder, state.earlier = folder.Folder(state.request.into, scrub), read_raw(state.request.into)
     else:
         parent = state.request.output or Path(state.run.plan.report.directory)
         state.folder = folder.create(parent, state.run.name, scrub)
@@ -196,6 +199,7 @@ def run_passes(state: State) -> None:
             state.captures += [_not_run(planned, member, *refusal) for member in planned.members]
             continue
         _run_pass(state, planned, stdin)
+        _keep_so_far(state)
 
 
 def restore(state: State) -> None:
@@ -209,7 +213,6 @@ def restore(state: State) -> None:
 def keep_raw(state: State) -> None:
     """raw/run.json: all that a rebuild needs beside the tools' own files. Where the disk does not take it (OSError), it
     is kept in scratch space."""
-    state.info = replace(state.info, duration_s=round(time.perf_counter() - state.started, 3))
     try:
         state.folder.write_json("raw/run.json", _raw(state))
     except OSError:
@@ -218,13 +221,18 @@ def keep_raw(state: State) -> None:
         raise
 
 
+def _keep_so_far(state: State) -> None:
+    """What `profrun report` needs if nothing more is ever written; then profrun was killed."""
+    with contextlib.suppress(OSError):
+        state.folder.write_json("raw/run.json", {**_raw(state), "interrupted_by": signal.SIGKILL.value})
+
+
 def _raw(state: State) -> dict[str, Any]:
-    environment = state.environment
-    earlier = read_raw(state.folder.path) if state.request.into else None
+    environment, earlier = state.environment, state.earlier
     records = [capture_record(c) for c in state.captures]
     return {
         "schema": RAW_SCHEMA,
-        "run": asdict(state.info),
+        "run": {**asdict(state.info), "duration_s": round(time.perf_counter() - state.started, 3)},
         "machine": state.facts,
         "environment": [asdict(r) for r in environment.records] if environment else [],
         "environment_failed": bool(environment and environment.failed),
@@ -494,8 +502,8 @@ def _named(run: resolve.Run) -> Plan:
 
 
 def _info(state: State) -> RunInfo:
-    if state.request.into:
-        known = read_raw(state.request.into)["run"]
+    if state.earlier:
+        known = state.earlier["run"]
         return RunInfo(**{**known, "command": tuple(known["command"])})
     return RunInfo(
         id=state.folder.path.name,

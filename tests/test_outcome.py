@@ -93,3 +93,12 @@ def test_an_interrupted_target_that_chose_its_status() -> None:
 
 def test_a_window_that_stops_the_target_is_success() -> None:
     assert judge([record("bare", run(None, 2, ended_by="window"))], [], []).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "code"), [(run(42, ended_by="interrupt"), 42), (run(137, ended_by="interrupt"), 130)]
+)
+def test_only_a_status_that_the_target_chose_itself_stands_for_an_interrupt(target: TargetRun, code: int) -> None:
+    """137 is what a tool around it says of a target that was killed."""
+    outcome = judge([record("bare", target)], [], [], interrupted_by=signal.SIGINT)
+    assert (outcome.exit_code, outcome.status) == (code, "interrupted")

@@ -554,10 +554,9 @@ def test_a_caller_that_ignores_the_end_of_children(plan: Path, tmp_path: Path) -
 
 
 def test_a_directory_that_was_removed(plan: Path, tmp_path: Path) -> None:
-    done = shell(command(plan, "--", "true"), "", tmp_path)
-    assert done.returncode == 0
+    plain = [sys.executable, "-m", "orchestrator"]  # `coverage run` can't start where there is no directory
     gone = shell(
-        ["sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "x", *command(plan, "--", "true")],
+        ["sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "x", *plain, str(plan), "--", "true"],
         "",
         tmp_path,
     )
@@ -765,6 +764,40 @@ def test_a_report_without_its_secrets_is_not_run_again(tmp_path: Path) -> None:
     assert "without their secrets" in refused.stderr
     assert profrun(plan, "--into", first.folder, *words, cwd=tmp_path).code == 0
     assert (tmp_path / "seen").read_text().splitlines() == ["zqx-9923 zqx-7731"] * 2
+
+
+def test_what_was_there_when_profrun_was_killed_can_still_be_read(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, "{use: timing, warmup: 0, repeats: 2}", **FAST)
+    text = f"echo x >> {tmp_path}/starts; [ $(wc -l < {tmp_path}/starts) = 1 ] || exec sleep 328"
+    running = subprocess.Popen(command(plan, "--", "sh", "-c", text), cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        while not processes("^sleep 328"):
+            time.sleep(0.02)
+        running.kill()
+        running.wait()
+    finally:
+        subprocess.run(["pkill", "-f", "^sleep 328"])
+    result = profrun("report", tmp_path / "reports" / "latest", cwd=tmp_path)
+    assert result.code == 0
+    assert [c["status"] for c in result.summary["captures"]] == ["ok"]
+    assert (result.summary["outcome"]["status"], result.summary["outcome"]["exit_code"]) == ("interrupted", 137)
+
+
+def test_a_tool_that_was_killed_is_named(tmp_path: Path) -> None:
+    tool = stand_in(tmp_path, "py-spy", "kill -9 $$")
+    plan = write_plan(tmp_path, "{use: py-spy}", tools=f"{{py-spy: {tool}}}", **FAST)
+    result = profrun(plan, "--", sys.executable, "-c", "import time; time.sleep(0.5)", cwd=tmp_path)
+    assert result.code == 4
+    assert "the tool itself was killed by SIGKILL" in result.captures()["py-spy"]["reason"]
+
+
+def test_what_the_target_said_is_not_put_into_a_tools_mouth(tmp_path: Path) -> None:
+    tool = stand_in(tmp_path, "py-spy", "exit 1")
+    plan = write_plan(tmp_path, "{use: py-spy}", tools=f"{{py-spy: {tool}}}", **FAST)
+    code = "import time; time.sleep(0.5); print('all is well')"
+    result = profrun(plan, "--", sys.executable, "-c", code, cwd=tmp_path)
+    assert "all is well" in result.stdout
+    assert "all is well" not in result.stderr
 
 
 def test_a_traceback_of_a_parser_is_in_the_log(tmp_path: Path) -> None:

@@ -329,7 +329,65 @@ def test_a_report_is_rebuilt_from_raw_alone(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in (moved / "tables").iterdir()} == before
 
 
+# ---------------------------------------------------------------- tools that die
+
+
+@pytest.mark.tool("strace")
+def test_a_log_that_breaks_off_with_its_tool_is_not_whole(tmp_path: Path) -> None:
+    kills_its_tracer = """
+    import os
+    spin(0.3)
+    os.kill(int(re.search(r"TracerPid:\\s*([1-9]\\d*)", open("/proc/self/status").read())[1]), 9)
+    spin(0.3)
+    """.replace("import os", "import os, re")
+    plan = write_plan(tmp_path, "{use: strace, mode: trace}", **FAST)
+    result = profrun(plan, "--", sys.executable, python(tmp_path, kills_its_tracer), cwd=tmp_path)
+    assert result.code == 0
+    capture = result.captures()["strace"]
+    assert capture["status"] == "degraded"
+    assert "killed by SIGKILL while the target ran" in capture["reason"]
+
+
 # ---------------------------------------------------------------- attaching
+
+
+@pytest.mark.tool("strace")
+def test_a_process_that_has_started_profrun_is_looked_at_without_it(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys; sys.exit(subprocess.run([*sys.argv[1:], str(__import__('os').getpid())]).returncode)"
+    )
+    words = command("attach", "--only", "strace", "--duration", "1s", "--pid")
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
+    result = Result(done.returncode, done.stdout, done.stderr, tmp_path)
+    assert result.code == 0
+    argv = result.captures()["strace"]["commands"][0]
+    assert "," not in argv[argv.index("-p") + 1]
+    assert "has started profrun" in done.stderr
+
+
+@pytest.mark.tool("py-spy", "strace")
+def test_a_process_that_ends_while_it_is_looked_at(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, python(tmp_path, "spin(2.5)")]) as running:
+        time.sleep(0.3)
+        result = profrun("attach", "--pid", str(running.pid), "--duration", "20s", cwd=tmp_path)
+    assert result.code == 0
+    assert result.statuses() == {"py-spy": "ok", "strace": "empty"}
+    assert "had ended before this pass" in result.captures()["strace"]["reason"]
+
+
+@pytest.mark.tool("py-spy")
+def test_tools_end_when_asked_though_profrun_runs_in_the_background_of_a_script(tmp_path: Path) -> None:
+    """A shell lets what it starts with & ignore SIGINT, and that is inherited."""
+    with subprocess.Popen([sys.executable, python(tmp_path, "while True: spin(0.01)")]) as running:
+        time.sleep(0.3)
+        words = command("attach", "--only", "py-spy", "--pid", str(running.pid), "--duration", "1s")
+        line = f"{' '.join(words)} & wait $!"
+        began = time.monotonic()
+        done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True)
+        took_s = time.monotonic() - began
+        running.kill()
+    assert done.returncode == 0, done.stderr
+    assert took_s < 10
 
 
 @pytest.mark.tool("py-spy", "strace")
