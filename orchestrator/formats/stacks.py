@@ -116,6 +116,6 @@ class _Functions:
         return frames_ns
 
     def _lines(self, frames_ns: dict[str, int]) -> dict[int, int | None]:
-        """The line of the heaviest frame of each function; among equals the text decides, so that a rebuild is equal."""
+        """The line of the heaviest frame of each function; among equals the text decides: a rebuild must be equal."""
         by_weight = sorted(frames_ns, key=lambda frame: (frames_ns[frame], frame))
         return {self.known[frame]: split_frame(frame)[2] for frame in by_weight}

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from orchestrator.formats.stacks import NO_FRAMES, Row, functions_table, split_frame, stacks_table
@@ -73,3 +78,20 @@ def test_shares_are_of_one_kind() -> None:
 
 def test_equal_names_in_two_files_are_two_functions() -> None:
     assert len(functions_table([row("f (x.py:1)", 1), row("f (y.py:1)", 1)], 100)) == 2
+
+
+RECURSIVE = """
+from orchestrator.formats.stacks import Row, functions_table
+frames = (*(f"visit (a.py:{n})" for n in range(40)), "leaf (b.py:1)")
+print(functions_table([Row(1, "p", "t", "wall", frames, 10)], 100.0).columns["line"])
+"""
+
+
+def test_a_rebuild_is_equal_where_frames_weigh_the_same() -> None:
+    """A function that stands several times in one stack, each line as heavy as the other."""
+
+    def lines(hash_seed: str) -> str:
+        env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[2])}
+        return subprocess.run([sys.executable, "-c", RECURSIVE], env=env, capture_output=True, text=True).stdout
+
+    assert {lines(seed) for seed in ("1", "2", "3", "4")} == {"[1, 9]\n"}
