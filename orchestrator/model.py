@@ -79,8 +79,12 @@ class Exit:
 
     @property
     def status(self) -> int:
-        """What a shell would show in `$?`: the code, or 128 + signal."""
-        return 128 + self.signal if self.signal is not None else int(self.code or 0)
+        """What a shell would show in `$?`: the code, or 128 + signal. Raises ValueError where neither is known."""
+        if self.signal is not None:
+            return 128 + self.signal
+        if self.code is None:
+            raise ValueError("an end without a code and without a signal")
+        return self.code
 
     def describe(self) -> str:
         if self.signal is not None:

@@ -474,10 +474,11 @@ def _over_budget(state: State, planned: Pass, spent_s: float) -> tuple[Status, s
     limit_s = resolve.budget_s(budget, wall_s)
     if limit_s is None:
         return None
-    expected_s = (wall_s or 0.0) * resolve.slowdown(planned)
-    if spent_s + expected_s <= limit_s:
+    expected_s = wall_s * resolve.slowdown(planned) if wall_s is not None else None
+    if spent_s + (expected_s or 0.0) <= limit_s:
         return None
-    words = f"{spent_s:.1f} s spent, about {expected_s:.1f} s needed, {limit_s:.1f} s allowed"
+    needed = "how long it takes is unknown" if expected_s is None else f"about {expected_s:.1f} s needed"
+    words = f"{spent_s:.1f} s spent, {needed}, {limit_s:.1f} s allowed"
     return "skipped", f"it would go beyond the budget: {words}"
 
 

@@ -69,6 +69,7 @@ def test_a_target_that_stops_reading_is_no_error(tmp_path: Path, stdin_pipe: int
     stdin.pump()
     stdin.pump()
     os.close(stdin_pipe)
+    assert stdin.watched() == ([], []), "there is nothing left to hand on"
 
 
 def test_a_file_is_read_from_where_it_stood_by_every_pass(tmp_path: Path) -> None:
