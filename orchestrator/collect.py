@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from orchestrator import folder
+from orchestrator.formats import injected
 from orchestrator.live import Context, LivePass, Member, tail
 from orchestrator.model import Artifact, Capture, Expect, Pass, PassRecord, Process, Status, TargetRun
 
@@ -67,6 +68,7 @@ def _run(live: LivePass) -> TargetRun:
         start_error=started.start_error if started else None,
         leftovers=_shown(live, live.leftovers),
         killed=_shown(live, live.killed),
+        pythons=tuple(live.pythons),
         notes=tuple(live.notes),
     )
 
@@ -105,7 +107,7 @@ def _verdict(
     if member.failure:
         return "tool_failed", member.failure
     if missing and live.planned.window and not live.window_opened and run.ended_by == "itself":
-        return "empty", f"the run had ended before the window opened, {live.planned.window.after_s:g} s after its start"
+        return "empty", _unopened(live)
     died = _died(live, member)
     if died:
         return ("tool_failed", f"{died}; it left no data") if missing else ("degraded", f"{died}; the rest is missing")
@@ -114,6 +116,16 @@ def _verdict(
     if member.launch.artifacts:
         return _with_data(member, run)
     return _without_tool(run, live.context.ok_exit_codes)
+
+
+def _unopened(live: LivePass) -> str:
+    """Why a window never opened."""
+    window = live.planned.window
+    said = f"the run had ended before the window opened, {window.describe() if window else ''}"
+    if window is None or window.steps is None:
+        return said
+    counts = [len(process.steps or ()) for process in injected.read(live.dir / "python").stepping()]
+    return f"{said}: " + (f"it made {max(counts)}" if counts else "no training or inference step was seen in it")
 
 
 def _files(directory: Path, expect: Expect) -> list[Path]:

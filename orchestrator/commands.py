@@ -118,6 +118,11 @@ def _run_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.usage = "profrun [run] [PLAN] [options] [-- COMMAND [ARG...]]"
     _plan_options(parser)
     parser.add_argument("--into", metavar="RUN", type=Path, help="add to an existing report; its plan is the default")
+    parser.add_argument(
+        "--verify-repeatable",
+        action="store_true",
+        help="run the bare program twice and name the first step that differs; no collector runs",
+    )
     parser.add_argument("--keep-going", action="store_true", help="go on after a first bare run that failed")
     parser.add_argument("--strict", action="store_true", help="warnings are failures")
     parser.add_argument("-n", "--dry-run", action="store_true", help="the same as `profrun check`")
@@ -171,6 +176,7 @@ def run_plan(options: argparse.Namespace) -> int:
         output=options.output,
         into=options.into.resolve() if options.into else None,
         keep_going=options.keep_going,
+        verify_repeatable=options.verify_repeatable,
         strict=options.strict,
         show_all_output=options.verbose,
         outputs=None if options.quiet else outputs,

@@ -100,7 +100,13 @@ class DryRun:
 
     def _end(self) -> Iterator[str]:
         words = [word for _, commands in self.passes for _, argv, _ in commands for word in argv]
-        known = {"{dir}": "the capture's folder", "{pid}": "the process", "{pids}": "the processes", "{n}": "0, 1, ..."}
+        known = {
+            "{dir}": "the capture's folder",
+            "{pid}": "the process",
+            "{pids}": "the processes",
+            "{python}": "its Python process",
+            "{n}": "0, 1, ...",
+        }
         used = [f"{name} {meaning}" for name, meaning in known.items() if any(name in word for word in words)]
         if used:
             yield f"filled in when it runs: {', '.join(used)}"
@@ -185,12 +191,23 @@ def _commands(planned: Pass, run: resolve.Run, machine: Machine, facts: Mapping[
     for launch in launches:
         if launch.child.set:
             yield "with", _assignments(launch.child.set), ""
+    if run.plan.target.inject and not run.pids:
+        yield "inside", tuple(_parts(planned, run, launches)), ""
     if not run.pids:
         yield "target", redact.argv(argv), ""
     for launch in launches:
         yield from (("beside", redact.argv(beside.argv), "") for beside in launch.beside)
     for after in (after for launch in launches for after in launch.after):
         yield "after", redact.argv(after.argv), f"if there is no {after.when_missing}" if after.when_missing else ""
+
+
+def _parts(planned: Pass, run: resolve.Run, launches: Sequence[Launch]) -> Iterator[str]:
+    """What profrun's part in the target's Python does in this pass."""
+    yield "steps"
+    yield from ("ranges",) if run.plan.ranges else ()
+    children = [*(step.child() for step in run.plan.environment), *(launch.child for launch in launches)]
+    yield from dict.fromkeys(name for child in children for name, wanted in child.inject.items() if wanted)
+    yield from ("window",) if planned.window and planned.window.steps is not None else ()
 
 
 def _launch(member: Any, planned: Pass, run: resolve.Run, machine: Machine, facts: Mapping[str, Any]) -> Launch:

@@ -108,4 +108,5 @@ def merge(first: Child, second: Child) -> Child:
         affinity=second.affinity if second.affinity is not None else first.affinity,
         nice=second.nice if second.nice is not None else first.nice,
         personality=second.personality if second.personality is not None else first.personality,
+        inject={**first.inject, **second.inject},
     )

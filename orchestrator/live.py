@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator import process
+from orchestrator.inject import boot
+from orchestrator.inside import Inside, is_injected
 from orchestrator.model import (
     After,
     Beside,
@@ -25,6 +27,7 @@ from orchestrator.model import (
     Launch,
     Pass,
     Process,
+    SeenPython,
     Status,
     Target,
     Tool,
@@ -53,6 +56,10 @@ FOLLOWERS_S = 0.5
 """How long a wrapping tool may outlive the target before it is taken to follow what the target left running."""
 AGENTS_S = 1.0
 """How long the agents of a tool may stay after it has ended."""
+OUT_OF_OURS_S = 0.02
+"""A target that has just told us that its window is over gets that long to leave our part of it."""
+LET_GO_S = 15.0
+"""How long the target waits at the end of a window in steps for the tools to let go of it."""
 BY_ITSELF_S = 1.0
 """How long a tool that ends with its target gets to do so before it is asked to."""
 
@@ -100,6 +107,8 @@ class Context:
     bare_wall_s: float | None = None
     pids: tuple[int, ...] = ()
     """Processes to attach to instead of starting the target."""
+    inject: Mapping[str, Any] | None = None
+    """Settings for profrun's part in the target's Python, beside those of steps and collectors; None keeps it out."""
 
 
 def substitute(words: Iterable[str], names: Mapping[str, str]) -> tuple[str, ...]:
@@ -115,6 +124,7 @@ class Aide:
     beside: Beside
     argv: tuple[str, ...]
     helper: process.Helper
+    awaited: bool = False
 
     def ask_to_stop(self) -> None:
         self.helper.ask_to_stop(getattr(signal, self.beside.signal))
@@ -153,9 +163,9 @@ class Member:
 class Ladder:
     """Asking a target to end: one signal after the other, each with its patience in seconds."""
 
-    def __init__(self, steps: Iterable[tuple[int, float]]) -> None:
+    def __init__(self, steps: Iterable[tuple[int, float]], after_s: float = 0.0) -> None:
         self._steps = list(steps)
-        self._until = 0.0
+        self._until = time.monotonic() + after_s
         self.sent: list[int] = []
 
     def next_signal(self) -> int | None:
@@ -210,6 +220,10 @@ class LivePass:
         self._stopped_before = {pid for pid in context.pids if process.state(pid) in ("T", "t")}
         self._relays: list[Relay] = []
         self.window_opened = False
+        self._window_closed = False
+        self.pythons: list[SeenPython] = []
+        self._seen: set[tuple[int, ...]] = set()
+        self.inside = Inside(self.dir / "python", self._settings()) if self._injects() else None
 
     # ------------------------------------------------------------ what will run
 
@@ -248,6 +262,22 @@ class LivePass:
             return Member(collector, name, job, collector.launch(job), tool)
         except Exception as error:  # a collector from another package may raise anything; the others go on
             return Member(collector, name, job, Launch(), tool, failure=f"{type(error).__name__}: {error}")
+
+    def _injects(self) -> bool:
+        return self.context.inject is not None and not self.context.pids
+
+    def _settings(self) -> dict[str, Any]:
+        """What profrun's part in the target's Python is told."""
+        wanted = [self.context.child, *(member.launch.child for member in self.members)]
+        window, profiled = self.planned.window, self.planned.role == "profiled"
+        by_steps = window is not None and window.steps is not None and (profiled or window.then == "stop")
+        return {
+            **(self.context.inject or {}),
+            **{name: part for child in wanted for name, part in child.inject.items()},
+            "window": {"skip": window.skip, "steps": window.steps, "look": profiled} if window and by_steps else None,
+            "hold": any(True for _ in self._besides("python")),
+            "tracer": os.getpid() if self.context.facts.get("yama_ptrace_scope") == 1 else None,
+        }
 
     def interrupted(self) -> bool:
         """Whether profrun has got a signal."""
@@ -329,7 +359,7 @@ class LivePass:
             env.update(member.launch.child.set)
             for name in member.launch.child.unset:
                 env.pop(name, None)
-        return env
+        return {**env, **self.inside.environment(env)} if self.inside else env
 
     def _child(self) -> Child:
         """The first wish for each attribute counts, the environment steps' before the collectors'."""
@@ -344,13 +374,13 @@ class LivePass:
         """Starts a tool beside the target; one that can't be started is that capture's failure."""
         serial = len(member.aides)
         pids = ",".join(map(str, self._trees(self.context.pids or (pid,))))
-        argv = substitute(beside.argv, {"pid": str(pid), "pids": pids, "n": str(serial)})
+        python = str(self._python_above(pid))
+        argv = substitute(beside.argv, {"pid": str(pid), "pids": pids, "python": python, "n": str(serial)})
         stem = f"{serial}." if serial else ""
         env = {**os.environ, process.MARKER: self.mark}
         try:
-            helper = process.Helper(
-                argv, member.dir / f"{stem}stdout.log", member.dir / f"{stem}stderr.log", env, member.dir
-            )
+            out, err = member.dir / f"{stem}stdout.log", member.dir / f"{stem}stderr.log"
+            helper = process.Helper(argv, out, err, env, member.dir, getattr(signal, beside.signal))
         except OSError as error:
             member.failure = f"{argv[0]} can't be started: {error.strerror}"
             return
@@ -365,6 +395,11 @@ class LivePass:
         note = "the process that is looked at has started profrun: a tool that follows its children sees profrun, too"
         self.notes += [note] if note not in self.notes else []
         return [pid for pid in found if pid not in (os.getpid(), *process.descendants(os.getpid()))]
+
+    @staticmethod
+    def _python_above(pid: int) -> int:
+        """The process itself or, where that is no Python (a launcher's script, say), its first Python descendant."""
+        return next(iter(_top_pythons(pid, set())), pid)
 
     def _await_ready(self, member: Member, aide: Aide, pid: int) -> None:
         deadline = time.monotonic() + READY_LIMIT_S
@@ -382,6 +417,8 @@ class LivePass:
             return process.perf_descriptors(aide.helper.pid) > 0
         if aide.beside.ready == "file":
             return (member.dir / aide.beside.ready_value).exists()
+        if aide.beside.ready == "says":
+            return any(re.search(aide.beside.ready_value, tail(path), re.M) for path in aide.helper.logs)
         time.sleep(float(aide.beside.ready_value))
         return True
 
@@ -390,7 +427,9 @@ class LivePass:
     def follow(self) -> None:
         """Until the target has ended or is left alone again: windows, limits, signals, output."""
         while not self._over():
+            self._see_pythons()
             self._attach_to_pythons()
+            self._answer_bell()
             self._turn_window()
             self._watch_limits()
             self._pass_signals_on()
@@ -434,6 +473,7 @@ class LivePass:
         readable, writable = self.context.stdin.watched()
         readable += [self.context.interrupts.fileno()]
         readable += [self.started.fileno()] if self.started and self.started.exit is None else []
+        readable += [self.inside.fileno()] if self.inside else []
         select.select(readable, writable, [], EARLY_TICK_S if self._elapsed_s() < EARLY_S else TICK_S)
 
     def is_wrapped(self) -> bool:
@@ -487,22 +527,81 @@ class LivePass:
             if len(self._pythons) == PYTHON_LIMIT:
                 self.notes.append(f"more than {PYTHON_LIMIT} Python processes: the later ones were not looked at")
 
+    def _see_pythons(self) -> None:
+        """Notes how the first Python processes were started: whether a launcher has dropped what we had set."""
+        root, known = self.main_pid(), self.pythons
+        if self.inside is None or root is None or (known and self._elapsed_s() > EARLY_S) or len(known) >= PYTHON_LIMIT:
+            return
+        if self.started and not self.started.executing():
+            return
+        for pid in _top_pythons(root, self._aide_pids()):
+            identity = process.image(pid)
+            if identity is None or identity in self._seen:
+                continue
+            argv, env = self.context.redact(process.argv_of(pid)), process.environ_of(pid)
+            if not argv:  # amid its exec
+                continue
+            self._seen.add(identity)
+            shown = None if env is None else {name: env.get(name) for name in boot.SHOWN}
+            known.append(SeenPython(pid, argv, shown, None if env is None else is_injected(env)))
+
+    def _answer_bell(self) -> None:
+        """What profrun's part in the target's Python asks for; the process waits until it is done."""
+        for word, pid in self.inside.calls() if self.inside else ():
+            if word == "python":  # it waits in its start-up: the tools that want to be there from the start attach now
+                self._attach_to_pythons()
+                self._await_new()
+            elif word == "open" and not self.window_opened:
+                self._note_window()
+                self._open_window()
+                self._await_new()
+            elif word == "close" and not self._window_closed:
+                self._close_steps()
+            elif word == "done" and self.planned.window and self.planned.window.then == "stop":
+                self._close_window("stop")
+            if self.inside:
+                self.inside.answer(pid)
+
+    def _await_new(self) -> None:
+        """Until the tools that were started just now have attached."""
+        for member in self.members:
+            for aide in member.aides:
+                if aide.beside.when in ("python", "window") and not aide.awaited:
+                    aide.awaited = True
+                    self._await_ready(member, aide, self.main_pid() or 0)
+
+    def _close_steps(self) -> None:
+        """The last step of the window has ended; the target waits until its tools have let go of it."""
+        self._close_window("continue")
+        deadline = time.monotonic() + LET_GO_S
+        aides = [aide for member in self.members for aide in member.aides if aide.beside.when == "window"]
+        while time.monotonic() < deadline and not self.interrupted() and not all(a.helper.ended() for a in aides):
+            time.sleep(0.005)
+
     def _aide_pids(self) -> set[int]:
         return {aide.helper.pid for member in self.members for aide in member.aides}
 
     def _turn_window(self) -> None:
         """Opens and closes the plan's window for the tools that follow it."""
         window, elapsed_s = self.planned.window, self._elapsed_s()
-        if window is None:
+        if window is None or window.steps is not None:
             return
         if not self.window_opened and elapsed_s >= window.after_s:
-            self.window_opened = True
-            if self.planned.role == "profiled" and self.started:
-                length = f" for {show_duration(window.for_s)}" if window.for_s is not None else ""
-                self.notes.append(f"recorded only from {show_duration(window.after_s)} on{length}")
+            self._note_window()
             self._open_window()
         if window.for_s is not None and elapsed_s >= window.after_s + window.for_s:
             self._close_window(window.then)
+
+    def _note_window(self) -> None:
+        window, self.window_opened = self.planned.window, True
+        if window is None or self.planned.role != "profiled" or not self.started:
+            return
+        if window.steps is not None:
+            last = window.skip + window.steps - 1
+            self.notes.append(f"recorded only steps {window.skip} to {last}")
+            return
+        length = f" for {show_duration(window.for_s)}" if window.for_s is not None else ""
+        self.notes.append(f"recorded only from {show_duration(window.after_s)} on{length}")
 
     def _open_window(self) -> None:
         pid = self.main_pid()
@@ -513,6 +612,7 @@ class LivePass:
 
     def _close_window(self, then: str) -> None:
         """Asks the tools of the window to end; `finish` waits for them, so that the target is not kept waiting."""
+        self._window_closed = True
         for member in self.members:
             for aide in member.aides:
                 if aide.beside.when == "window" and not aide.helper.asked_to_stop:
@@ -521,7 +621,8 @@ class LivePass:
         if self.started is None:
             self.ended_by = "detached"
         elif then == "stop" and self._ladder is None:
-            self.ended_by, self._ladder = "window", Ladder(STOP_LADDER)
+            by_steps = self.planned.window is not None and self.planned.window.steps is not None
+            self.ended_by, self._ladder = "window", Ladder(STOP_LADDER, OUT_OF_OURS_S if by_steps else 0.0)
 
     def _watch_limits(self) -> None:
         """The pass's time-out, and the signals that profrun itself got."""
@@ -579,6 +680,9 @@ class LivePass:
     def finish(self) -> None:
         """Lets the tools write what they have, ends what must not live on, runs the commands that come after."""
         ended = time.monotonic()
+        if self.inside:
+            self.inside.close()
+            self.inside = None
         for member in self.members:
             self._stop_aides(member)
         self._await_tools(ended)

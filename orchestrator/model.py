@@ -25,7 +25,7 @@ Trust = Literal["high", "distorted", "low"]
 Verdict = Literal["ok", "warn", "missing", "blocked"]
 Role = Literal["warmup", "bare", "profiled"]
 When = Literal["start", "gate", "python", "window"]
-Ready = Literal["tracer", "fds", "file", "delay"]
+Ready = Literal["tracer", "fds", "file", "says", "delay"]
 EndedBy = Literal["itself", "window", "timeout", "interrupt", "detached"]
 
 USABLE: frozenset[str] = frozenset({"ok", "degraded"})
@@ -104,6 +104,19 @@ class Process:
 
 
 @dataclass(frozen=True)
+class SeenPython:
+    """A Python process of the target as it was seen from outside, with the variables that decide how it runs.
+
+    environ: None where it can't be read."""
+
+    pid: int
+    argv: tuple[str, ...]
+    environ: Mapping[str, str | None] | None = None
+    injected: bool | None = None
+    """Whether its environment lets profrun's part in; None when unknown."""
+
+
+@dataclass(frozen=True)
 class TargetRun:
     """One run of the target as measured by profrun itself. Times: ns since the Unix epoch, seconds for durations."""
 
@@ -122,6 +135,8 @@ class TargetRun:
     start_error: str | None = None
     leftovers: tuple[Process, ...] = ()
     killed: tuple[Process, ...] = ()
+    pythons: tuple[SeenPython, ...] = ()
+    """The top-most Python processes, as far as they lived long enough to be seen."""
     notes: tuple[str, ...] = ()
 
 
@@ -139,11 +154,18 @@ class Target:
 
 @dataclass(frozen=True)
 class Window:
-    """The part of the run to record, in seconds after the target's start. `for_s` None: until the end."""
+    """The part of the run to record, in seconds after the target's start (`for_s` None: until the end), or, where
+    `steps` is given, in the target's own steps after the first `skip`."""
 
     after_s: float = 0.0
     for_s: float | None = None
     then: Literal["stop", "continue"] = "continue"
+    skip: int = 0
+    steps: int | None = None
+
+    def describe(self) -> str:
+        """Its beginning, as the end of a sentence."""
+        return f"after {self.skip} steps" if self.steps is not None else f"{self.after_s:g} s after its start"
 
 
 @dataclass(frozen=True)
@@ -166,7 +188,8 @@ class Beside:
     goes on) · python (once for each top-most Python process of the target's tree, from its start on) · window (when
     the window opens).
     ready: what says that it has attached: tracer (the target has a TracerPid) · fds (perf_event descriptors) · file
-    (exists, `ready_value`) · delay (`ready_value` seconds)."""
+    (exists, `ready_value`) · says (the tool has printed what the regex `ready_value` finds) · delay (`ready_value`
+    seconds)."""
 
     argv: tuple[str, ...]
     when: When = "gate"
@@ -224,6 +247,8 @@ class Child:
     affinity: tuple[int, ...] | None = None
     nice: int | None = None
     personality: int | None = None
+    inject: Mapping[str, Any] = field(default_factory=dict)
+    """Settings for what profrun adds to the target's own Python, by part: `seeds`, `torch`, ... (see inject/)."""
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ import statistics
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import registry, stats
+from orchestrator import registry, stats, told
 from orchestrator.errors import ParseError
-from orchestrator.model import Capture, Metric, PassRecord
+from orchestrator.model import Capture, Metric, PassRecord, StepRecord
 
 if TYPE_CHECKING:
     from orchestrator.collectors.base import Collector, Parsed
@@ -27,22 +28,34 @@ _LOG_LIMIT_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Normalised:
-    """The captures with their final status, the passes with their slowdown, the parts of each table, the metrics."""
+    """The captures with their final status, the passes with their slowdown, the environment steps with what was really
+    in force, the parts of each table, the metrics."""
 
     captures: tuple[Capture, ...]
     passes: tuple[PassRecord, ...]
     parts: Mapping[str, list[Table]] = field(default_factory=dict)
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    environment: tuple[StepRecord, ...] = ()
 
 
 def normalise(
-    captures: Sequence[Capture], passes: Sequence[PassRecord], plan: Plan, root: Path, log: Callable[[str], None]
+    captures: Sequence[Capture],
+    passes: Sequence[PassRecord],
+    plan: Plan,
+    root: Path,
+    log: Callable[[str], None],
+    environment: Sequence[StepRecord] = (),
 ) -> Normalised:
     """Parses every capture. An exception of a parser is that capture's `unreadable`, with its traceback in the log."""
     parts: dict[str, list[Table]] = {}
     metrics: dict[str, Metric] = {}
     done = []
-    timed = _with_slowdown(passes)
+    inner = {record.id: told.of_pass(record, root) for record in passes}
+    timed = [_with_notes(record, inner[record.id].notes) for record in _with_slowdown(passes)]
+    for record in passes:
+        first = next((capture.id for capture in captures if capture.pass_id == record.id), record.id)
+        for table in inner[record.id].tables:
+            parts.setdefault(table.name, []).append(table.with_capture(first))
     for capture in captures:
         parsed = _parse(capture, log)
         if isinstance(parsed, str):
@@ -54,8 +67,52 @@ def normalise(
             capture = _updated(capture, parsed)
         done.append(_judged(capture, timed, passes, plan))
     metrics.update(_timing(timed))
+    metrics.update(_of_steps(timed, inner))
     metrics.update(_from_output(plan, timed, root))
-    return Normalised(tuple(done), tuple(timed), parts, metrics)
+    as_seen = _as_seen(environment, plan, timed, inner)
+    return Normalised(tuple(done), tuple(timed), parts, metrics, as_seen)
+
+
+def _with_notes(record: PassRecord, notes: Sequence[str]) -> PassRecord:
+    return replace(record, notes=(*record.notes, *(note for note in notes if note not in record.notes)))
+
+
+def _of_steps(passes: Sequence[PassRecord], inner: Mapping[str, told.Told]) -> dict[str, Metric]:
+    """The steady steps of the bare runs: one mean a run, so that the interval is that of runs, not of steps that lean
+    on one another."""
+    bare = [(p.id, inner[p.id]) for p in passes if p.role == "bare"]
+    means = [(id_, t.step_s) for id_, t in bare if t.step_s is not None]
+    counts = [(id_, float(t.count), float(t.warmup or 0)) for id_, t in bare if t.count]
+    metrics = {}
+    if means:
+        metrics["step_s"] = stats.describe([s for _, s in means], "s", [id_ for id_, _ in means])
+    if counts:
+        metrics["steps"] = stats.describe([n for _, n, _ in counts], "steps", [id_ for id_, _, _ in counts])
+        metrics["warmup_steps"] = stats.describe([w for _, _, w in counts], "steps", [id_ for id_, _, _ in counts])
+    return metrics
+
+
+def _as_seen(
+    environment: Sequence[StepRecord], plan: Plan, passes: Sequence[PassRecord], inner: Mapping[str, told.Told]
+) -> tuple[StepRecord, ...]:
+    """The steps with what the target's processes really started with, in the first run that tells."""
+    started = next((inner[p.id].started for p in passes if inner[p.id].started), ())
+    done = []
+    for step, record in zip_longest(plan.environment, environment):
+        if record is None:
+            break
+        if step is not None and started and record.status == "applied":
+            answers = [step.seen(one) for one in started]
+            reasons = list(dict.fromkeys(reason for _, reason in answers if reason))
+            seen = answers[0][0]
+            record = replace(
+                record,
+                verified=seen or record.verified,
+                status="drifted" if reasons else record.status,
+                reason="; ".join(reasons) or record.reason,
+            )
+        done.append(record)
+    return tuple(done)
 
 
 def rebuilt(capture: Capture) -> Collector:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from signal import Signals
 
-from orchestrator.errors import EXIT_CAPTURE, EXIT_ENVIRONMENT, EXIT_TIMEOUT
+from orchestrator.errors import EXIT_CAPTURE, EXIT_ENVIRONMENT, EXIT_GATE, EXIT_TIMEOUT
 from orchestrator.model import HARMLESS, Capture, Outcome, PassRecord, StepRecord, TargetRun
+from orchestrator.repeatable import Verdict as Repeatable
 
 
 def judge(
@@ -18,6 +19,7 @@ def judge(
     interrupted_by: int | None = None,
     environment_failed: bool = False,
     strict: bool = False,
+    repeatable: Repeatable | None = None,
 ) -> Outcome:
     """The outcome of a run from what happened in it. Pure: `profrun report` comes to the same."""
     run = reference(passes)
@@ -28,7 +30,8 @@ def judge(
         or _environment(environment, environment_failed)
         or _captures(captures)
         or (_warnings(captures, environment) if strict else None)
-        or (0, "ok", "")
+        or _not_repeatable(repeatable)
+        or (0, "ok", f"repeatable: {repeatable.reason}" if repeatable else "")
     )
     ended = run.exit if run else None
     return Outcome(status, code, reason, ended.code if ended else None, ended.signal if ended else None)
@@ -94,6 +97,14 @@ def _captures(captures: Sequence[Capture]) -> Verdict | None:
         who.setdefault((capture.status, capture.reason), {})[capture.collector] = None
     lost = (f"{', '.join(names)}: {status} ({reason})" for (status, reason), names in who.items())
     return EXIT_CAPTURE, "incomplete", "; ".join(lost)
+
+
+def _not_repeatable(found: Repeatable | None) -> Verdict | None:
+    if found is None or found.equal:
+        return None
+    if found.equal is None:
+        return EXIT_GATE, "not_judged", f"whether the program is repeatable can't be told: {found.reason}"
+    return EXIT_GATE, "not_repeatable", f"not repeatable: {found.reason}"
 
 
 def _warnings(captures: Sequence[Capture], steps: Sequence[StepRecord]) -> Verdict | None:

@@ -57,14 +57,22 @@ class TargetPlan(_Part):
     ok_exit_codes: tuple[Annotated[int, Field(ge=0, le=255)], ...] = Field(
         (0,), min_length=1, description="exit statuses of the target that count as success"
     )
+    inject: bool = Field(
+        True,
+        description="let profrun's own part into the target's Python: it counts steps, sets seeds, runs the profiler, "
+        "without a change to the program; false keeps it out",
+    )
     retry: bool = Field(
         False, description="may a pass be started again when a tool lost its file? Only for programs that may run twice"
     )
 
 
 class WindowPlan(_Part):
-    """The part of each run that is recorded, in time since the target's start."""
+    """The part of each run that is recorded: in the program's own steps, found without a change to it, or in time since
+    its start."""
 
+    skip: int = Field(0, ge=0, description="how many training (or inference) steps to let pass before recording")
+    steps: int | None = Field(None, ge=1, description="how many steps to record")
     after: Duration = Field(0.0, description="how long to wait before recording")
     for_: PositiveDuration | None = Field(
         None, alias="for", description="how long to record; until the end when left out"
@@ -75,9 +83,15 @@ class WindowPlan(_Part):
 
     @model_validator(mode="after")
     def _says_something(self) -> WindowPlan:
-        if self.after == 0 and self.for_ is None:
-            raise ValueError("a window needs `after`, `for` or both, such as {after: 60s, for: 20s}")
-        if self.then == "stop" and self.for_ is None:
+        if self.steps is not None and (self.after or self.for_ is not None):
+            raise ValueError("a window is in steps (`skip`, `steps`) or in time (`after`, `for`), not in both")
+        if self.skip and self.steps is None:
+            raise ValueError("`skip` needs `steps`, such as {skip: 5, steps: 20}")
+        if self.after == 0 and self.for_ is None and self.steps is None:
+            raise ValueError(
+                "a window needs `steps`, `after` or `for`, such as {skip: 5, steps: 20} or {after: 60s, for: 20s}"
+            )
+        if self.then == "stop" and self.for_ is None and self.steps is None:
             raise ValueError("`then: stop` needs `for`: without it the window ends with the target")
         return self
 
@@ -163,7 +177,7 @@ class Together(_Part):
             if one.alone and len(self.together) > 1:
                 raise ValueError(f"{one.use} measures the undisturbed run and can't share its pass: list it by itself")
             for other in self.together[:index]:
-                both = " and ".join(sorted(one.claims & other.claims))
+                both = " and ".join(sorted(one.held() & other.held()))
                 if both:
                     raise ValueError(
                         f"{other.use} and {one.use} can't share a pass, as both need {both}: list them one by one"
@@ -194,6 +208,16 @@ def _metric_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./-]{0,63}", name):
         raise ValueError(
             f"{name!r} is no name for a metric: use letters, digits, `_`, `.`, `/` and `-`, a letter first"
+        )
+    return name
+
+
+def _range_name(name: str) -> str:
+    file, colon, path = name.rpartition(":")
+    words = path.split(".")
+    if not all(word.isidentifier() for word in words) or (colon and not file) or (not colon and len(words) < 2):
+        raise ValueError(
+            f"{name!r} names no function: write train.py:forward, train.py:Net.forward or model.Block.forward"
         )
     return name
 
@@ -231,6 +255,10 @@ class Plan(_Part):
     budget: Budget | None = Field(
         None, description="limit for the whole run: a time (2h) or a multiple of one bare run (10x)"
     )
+    ranges: tuple[Annotated[str, AfterValidator(_range_name)], ...] = Field(
+        (),
+        description="functions to time as ranges, without a change to them: train.py:forward, model.Block.forward",
+    )
     metrics: dict[Annotated[str, AfterValidator(_metric_name)], MetricPlan] = Field(
         {}, description="numbers read from the target's output: a name, and the regular expression that finds it"
     )
@@ -250,6 +278,19 @@ class Plan(_Part):
     def source_map(self) -> dict[str, tuple[str, int | None]]:
         """Where each value was written: "collectors[1].rate" -> (file, line). Defaults are not in it."""
         return self._source_map
+
+    @model_validator(mode="after")
+    def _lets_in(self) -> Plan:
+        """What works inside the target's Python needs to be let in."""
+        if self.target.inject:
+            return self
+        steps = [step.use for step in self.environment if step.injects]
+        looking = [collector.use for collector in self.each_collector() if collector.injects]
+        window = ["window.steps"] if self.window and self.window.steps is not None else []
+        wanted = [*window, *(["ranges"] if self.ranges else []), *steps, *looking]
+        if wanted:
+            raise ValueError(f"target.inject is false, but {', '.join(wanted)} works inside the target's Python")
+        return self
 
     def groups(self) -> tuple[tuple[Collector, ...], ...]:
         """The collectors by pass: those of one `together` share theirs."""

@@ -32,6 +32,7 @@ _WAITED_FOR: set[int] = set()
 _ANSWER_LIMIT_BYTES = 16 << 20
 _FORK_BYTES = 4 << 20
 """What a forked child may touch before its exec."""
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
 
@@ -318,11 +319,19 @@ def own_rss_bytes() -> int:
 
 
 class Helper:
-    """A profiler that runs beside the target, with its output in files."""
+    """A profiler that runs beside the target, with its output in files. profrun's own death asks it to end, too."""
 
-    def __init__(self, argv: Sequence[str], stdout: Path, stderr: Path, env: Mapping[str, str], cwd: Path) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        stdout: Path,
+        stderr: Path,
+        env: Mapping[str, str],
+        cwd: Path,
+        end_signal: int = signal.SIGINT,
+    ) -> None:
         """Raises OSError when it can't be started."""
-        self.argv = tuple(argv)
+        self.argv, self.logs = tuple(argv), (stdout, stderr)
         with stdout.open("ab") as out, stderr.open("ab") as err, _hearing_interrupts():
             self._popen = subprocess.Popen(
                 self.argv,
@@ -332,6 +341,7 @@ class Helper:
                 env=dict(env),
                 cwd=cwd,
                 start_new_session=True,
+                preexec_fn=_outlived_by(end_signal),
             )
         self.pid = self._popen.pid
         _WAITED_FOR.add(self.pid)
@@ -382,6 +392,19 @@ class Helper:
                 self.killed = not self.wait(5.0, give_up)
         end(lambda: [pid for pid in descendants(os.getpid()) if session(pid) == self.pid], patience_s=0.0)
         self.wait(5.0)
+
+
+def _outlived_by(number: int) -> Callable[[], None]:
+    """What a child calls before its exec to get this signal when profrun is gone, whatever has killed it. SIGKILL would
+    not do: a profiler that dies amid a sample may leave the target stopped."""
+    libc, us = ctypes.CDLL(None), os.getpid()
+
+    def tie() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+        if os.getppid() != us:
+            os._exit(EXIT_NOT_EXECUTABLE)
+
+    return tie
 
 
 @contextlib.contextmanager
@@ -488,6 +511,15 @@ def argv_of(pid: int) -> tuple[str, ...]:
     except OSError:
         return ()
     return tuple(os.fsdecode(word) for word in raw.split(b"\0")[:-1])
+
+
+def environ_of(pid: int) -> dict[str, str] | None:
+    """The environment that its program was started with; None when it is gone or not ours to know."""
+    try:
+        pairs = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    return {os.fsdecode(name): os.fsdecode(text) for name, _, text in (pair.partition(b"=") for pair in pairs) if name}
 
 
 def exe_of(pid: int) -> str | None:

@@ -23,12 +23,16 @@ COLLECTORS = {
     "timing": "orchestrator.collectors.timing:Timing",
     "py-spy": "orchestrator.collectors.py_spy:PySpy",
     "strace": "orchestrator.collectors.strace:Strace",
+    "perf": "orchestrator.collectors.perf:Perf",
+    "monitor": "orchestrator.collectors.monitor:Monitor",
     "nsys": "orchestrator.collectors.nsys:Nsys",
     "ncu": "orchestrator.collectors.ncu:Ncu",
+    "torch": "orchestrator.collectors.torch:Torch",
 }
 
 ENVIRONMENT = {
     "env": "orchestrator.env_steps.env:Env",
+    "seeds": "orchestrator.env_steps.seeds:Seeds",
     "shell": "orchestrator.env_steps.shell:Shell",
 }
 

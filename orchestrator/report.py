@@ -22,6 +22,7 @@ from orchestrator.model import (
     Outcome,
     PassRecord,
     Process,
+    SeenPython,
     StepRecord,
     TargetRun,
     Tool,
@@ -195,7 +196,8 @@ def run_from(data: Mapping[str, Any] | None) -> TargetRun | None:
         return None
     processes = {k: tuple(Process(p["pid"], tuple(p["argv"])) for p in data[k]) for k in ("leftovers", "killed")}
     end = Exit(**data["exit"]) if data["exit"] else None
-    rest = {"argv": tuple(data["argv"]), "notes": tuple(data["notes"]), "exit": end}
+    seen = tuple(SeenPython(**{**p, "argv": tuple(p["argv"])}) for p in data.get("pythons", ()))
+    rest = {"argv": tuple(data["argv"]), "notes": tuple(data["notes"]), "exit": end, "pythons": seen}
     return TargetRun(**{**data, **processes, **rest})
 
 

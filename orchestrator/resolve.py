@@ -72,6 +72,13 @@ def attach(plan: Plan, pids: Sequence[int], duration_s: float | None, first_inde
     argv = process.argv_of(pids[0]) or (f"pid {pids[0]}",)
     looked_at = Target(argv, process.exe_of(pids[0]) or "", _cwd_of(pids[0]), dict(os.environ))
     span = window(plan) or Window()
+    if span.steps is not None and duration_s is None:
+        raise UsageError(
+            "the plan's window is in steps, and steps are seen only in a program that profrun starts",
+            "",
+            "profrun PLAN --pid PID --duration 30s",
+        )
+    span = replace(span, skip=0, steps=None) if span.steps is not None else span
     span = replace(span, for_s=duration_s if duration_s is not None else span.for_s, then="continue")
     looks = (p for p in passes(plan) if p.role == "profiled")
     planned = tuple(replace(p, id=f"p{i:02d}", index=i, window=span) for i, p in enumerate(looks, first_index))
@@ -192,10 +199,11 @@ def _timeout_s(plan: Plan, group: tuple[Collector, ...]) -> float | None:
 
 
 def window(plan: Plan) -> Window | None:
-    """The plan's window in seconds."""
+    """The plan's window, in seconds or in steps."""
     if plan.window is None:
         return None
-    return Window(plan.window.after, plan.window.for_, plan.window.then)
+    found = plan.window
+    return Window(found.after, found.for_, found.then, found.skip, found.steps)
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,13 @@ from orchestrator.environment import Environment
 from orchestrator.errors import EXIT_CAPTURE, FolderError, ReportError, UsageError
 from orchestrator.live import Context
 from orchestrator.machine import Machine
-from orchestrator.model import Capture, Child, Outcome, Pass, PassRecord, Status
-from orchestrator.normalise import bare_run, normalise
+from orchestrator.model import Capture, Child, Outcome, Pass, PassRecord, Status, StepRecord
+from orchestrator.normalise import Normalised, bare_run, normalise
 from orchestrator.outcome import judge
 from orchestrator.plan import Plan
 from orchestrator.planfile.plans import dump
 from orchestrator.preflight import Preflight, preflight
+from orchestrator.repeatable import Verdict, compare
 from orchestrator.report import (
     Report,
     RunInfo,
@@ -74,6 +75,8 @@ class Request:
     output: Path | None = None
     into: Path | None = None
     keep_going: bool = False
+    verify_repeatable: bool = False
+    """Only compare two bare runs, step by step."""
     strict: bool = False
     show_all_output: bool = False
     outputs: tuple[int, int] | None = (1, 2)
@@ -141,6 +144,8 @@ def _run(state: State) -> None:
 def resolve_plan(state: State) -> None:
     """Which program, which passes."""
     request = state.request
+    if request.verify_repeatable:
+        state.request = request = replace(request, plan=_twice_bare(request.plan))
     first = _next_index(state) if request.into else 1
     if request.pids:
         state.run = resolve.attach(request.plan, request.pids, request.duration_s, first)
@@ -149,6 +154,19 @@ def resolve_plan(state: State) -> None:
     if request.into:
         _check_same_command(request.into, redact.argv(state.run.target.argv))
         _check_complete(state.run)
+
+
+def _twice_bare(plan: Plan) -> Plan:
+    """The plan with two bare runs in place of its collectors. Raises UsageError where our part is kept out."""
+    from orchestrator.collectors.timing import Timing
+
+    if not plan.target.inject:
+        raise UsageError(
+            "--verify-repeatable works inside the target's Python", "target.inject is false", "set it to true"
+        )
+    stops = plan.window if plan.window and plan.window.then == "stop" else None
+    bare = Timing(use="timing", warmup=0, repeats=2)
+    return plan.model_copy(update={"collectors": (bare,), "window": stops, "budget": None})
 
 
 def check(state: State) -> None:
@@ -238,6 +256,7 @@ def _raw(state: State) -> dict[str, Any]:
         "environment_failed": bool(environment and environment.failed),
         "interrupted_by": next(iter(state.signals.received), None),
         "strict": state.request.strict,
+        "verify_repeatable": state.request.verify_repeatable,
         "passes": (earlier["passes"] if earlier else []) + [asdict(p) for p in state.passes],
         "captures": (earlier["captures"] if earlier else []) + records,
     }
@@ -269,16 +288,17 @@ def rebuild(target: folder.Folder, plan: Plan, console: Console) -> Report:
     passes = [pass_from(p) for p in raw["passes"]]
     runs = {p.id: p.run for p in passes}
     captures = [replace(capture_from(c, target.path), run=runs.get(c["pass_id"])) for c in raw["captures"]]
-    result = normalise(captures, passes, plan, target.path, console.log)
+    steps = [step_from(s) for s in raw["environment"]]
+    result = normalise(captures, passes, plan, target.path, console.log, steps)
     shutil.rmtree(target.path / "tables", ignore_errors=True)
     written = {
         name: TableInfo(f"tables/{name}.parquet", target.write_table(name, parts))
         for name, parts in result.parts.items()
     }
-    environment = tuple(step_from(s) for s in raw["environment"])
+    environment = result.environment
     report = Report(
         run=RunInfo(**{**raw["run"], "command": tuple(raw["run"]["command"])}),
-        outcome=_outcome(raw, result.passes, result.captures, environment, plan),
+        outcome=_outcome(raw, result.passes, result.captures, environment, plan, _repeatable(raw, result)),
         machine=raw["machine"],
         environment=environment,
         passes=result.passes,
@@ -338,16 +358,29 @@ def read_raw(path: Path) -> dict[str, Any]:
     return data
 
 
-def _outcome(raw: dict[str, Any], passes: Any, captures: Any, environment: Any, plan: Plan) -> Outcome:
+def _repeatable(raw: dict[str, Any], result: Normalised) -> Verdict | None:
+    return compare(result.parts.get("steps", ())) if raw.get("verify_repeatable") else None
+
+
+def _outcome(
+    raw: dict[str, Any], passes: Any, captures: Any, environment: Any, plan: Plan, repeatable: Verdict | None = None
+) -> Outcome:
     return judge(
         passes,
         captures,
         environment,
         ok_exit_codes=plan.target.ok_exit_codes,
         interrupted_by=raw["interrupted_by"],
-        environment_failed=raw["environment_failed"],
+        environment_failed=raw["environment_failed"] or _drifted(environment, plan),
         strict=raw["strict"],
+        repeatable=repeatable,
     )
+
+
+def _drifted(environment: Sequence[StepRecord], plan: Plan) -> bool:
+    """Whether a step that the plan wants to `fail` on was applied, and yet the target did not run with it."""
+    steps = zip(plan.environment, environment, strict=False)
+    return any(step.on_fail == "fail" and record.status == "drifted" for step, record in steps)
 
 
 # ---------------------------------------------------------------- a pass in the run
@@ -433,6 +466,7 @@ def _context(state: State, planned: Pass, stdin: Stdin) -> Context:
         facts={**state.facts, **_left_by_bare(state)},
         bare_wall_s=_bare_wall_s(state),
         pids=request.pids,
+        inject={"ranges": plan.ranges, "digest": request.verify_repeatable} if plan.target.inject else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -183,6 +184,9 @@ METRICS = {
     "user_s": Metric(2.9021, "s", (2.8991, 2.9051), 7, 2.902, 0.0032, 2.898, 2.907),
     "sys_s": Metric(0.2113, "s", (0.2081, 0.2145), 7, 0.211, 0.0034, 0.206, 0.216),
     "max_rss_bytes": Metric(412_310_000.0, "bytes", (411_900_000.0, 412_720_000.0), 7, 412_300_000.0),
+    "step_s": Metric(0.01613, "s", (0.01601, 0.01625), 3, 0.01613, 0.00002, 0.01611, 0.01615),
+    "steps": Metric(200.0, "steps", (200.0, 200.0), 3, 200.0, 0.0, 200.0, 200.0),
+    "warmup_steps": Metric(14.0, "steps", (14.0, 14.0), 3, 14.0, 0.0, 14.0, 14.0),
     "loss": Metric(2.3026, None, None, 1, 2.3026),
     "tokens_per_s": Metric(None, "1/s"),
 }
@@ -216,7 +220,8 @@ STEPS = (
 
 
 def _tables() -> Sequence[Table]:
-    return (_stacks(), _functions(), _syscalls(), _paths(), _os_calls(), _kernels(), _events(), _runs())
+    usual = (_stacks(), _functions(), _syscalls(), _paths(), _os_calls(), _kernels(), _events(), _runs())
+    return (*usual, _steps(), _torch_ops(), _memory(), _samples(), _counters())
 
 
 def _stacks() -> Table:
@@ -413,3 +418,135 @@ def _runs() -> Table:
         for i, w in enumerate(WALLS, 1)
     ]
     return Table.of("runs", rows, columns, clock="epoch")
+
+
+def _steps() -> Table:
+    """Three bare runs and one under a profiler: 14 slow steps, a checkpoint every 50, an evaluation every 80."""
+    columns = (
+        "capture",
+        "pid",
+        "kind",
+        "step",
+        "start_ns",
+        "duration_ns",
+        "data_wait_ns",
+        "forward_ns",
+        "backward_ns",
+        "optimizer_ns",
+        "zero_grad_ns",
+        "checkpoint_ns",
+        "evaluation_ns",
+        "cpu_ns",
+        "warmup",
+        "profiled",
+        "stall",
+    )
+    rows = []
+    for run in (2, 3, 4, 9):
+        start = STARTED_NS + run * 4_000_000_000
+        for i in range(200):
+            forward, backward = 4_100_000 + 37_000 * (i * 7 % 11), 7_000_000 + 53_000 * (i * 5 % 13)
+            slow = 1 + 9 * 0.7**i if i < 14 else 1.0
+            checkpoint, evaluation = (88_000_000 if i % 50 == 49 else 0), (45_000_000 if i % 80 == 79 else 0)
+            work = int((forward + backward) * slow) + run * 20_000
+            took = work + 2_100_000 + checkpoint + evaluation
+            stall = "checkpoint" if checkpoint else "evaluation" if evaluation else None
+            usual = (None, int(forward * slow), int(backward * slow), 1_050_000, 150_000, checkpoint, evaluation)
+            seen = run == 9 and 20 <= i < 30
+            more = (int(took * 1.7), i < 14, seen, None if seen else stall)
+            name = "p09-py-spy" if run == 9 else f"p0{run}-timing"
+            rows.append((name, 4240 + run, "train", i, start, took, *usual, *more))
+            start += took
+    return Table.of("steps", rows, columns, clock="epoch")
+
+
+def _torch_ops() -> Table:
+    columns = (
+        "capture",
+        "pid",
+        "name",
+        "device",
+        "input_shapes",
+        "count",
+        "cpu_total_ns",
+        "cpu_self_ns",
+        "gpu_total_ns",
+        "gpu_self_ns",
+        "cpu_self_memory_bytes",
+        "gpu_self_memory_bytes",
+    )
+    back = "aten::convolution_backward"
+
+    def gpu(ms: int) -> tuple[int, int]:
+        return ms * 1_000_000, ms * 1_000_000
+
+    known = [
+        ("ProfilerStep*", "cpu", None, 10, 146_000_000, 21_000_000, 91_000_000, 0, 0, 0),
+        (back, "cpu", "[[32, 1, 28, 28]]", 20, 31_000_000, 29_000_000, *gpu(40), 0, 9_000_000),
+        (back, "cpu", "[[32, 20, 12, 12]]", 20, 11_000_000, 9_000_000, *gpu(20), 0, 1_000_000),
+        ("aten::addmm", "cpu", "[[500]]", 20, 8_000_000, 7_500_000, 31_000_000, 31_000_000, 0, 64_000),
+        (EVIL, "cpu", None, 1, 1_000_000, 1_000_000, 0, 0, None, None),
+        ("wgrad_alg0_engine", "cuda", None, 40, 0, 0, 60_000_000, 60_000_000, 0, 0),
+    ]  # fmt: skip
+    return Table.of("torch_ops", [("p09-py-spy", 4249, *row) for row in known], columns)
+
+
+def _memory() -> Table:
+    """Ten steps that each take three blocks and give them back, on top of what was there before."""
+    columns = (
+        "capture",
+        "rank",
+        "pid",
+        "thread",
+        "time_ns",
+        "device",
+        "address",
+        "bytes",
+        "allocated_bytes",
+        "reserved_bytes",
+        "op",
+    )
+    rows, held, now = [], 41_000_000, STARTED_NS
+    blocks = [(4096, 14_745_600, "aten::convolution"), (8192, 4_096_000, "aten::addmm"), (16384, 1_000_000, None)]
+    for _ in range(10):
+        for sign, order in ((1, blocks), (-1, blocks[::-1])):
+            for address, size, op in order:
+                held += sign * size
+                now += 2_300_000
+                rows.append(("p09-py-spy", 0, 4249, 4249, now, "cuda:0", address, sign * size, held, 67_108_864, op))
+    return Table.of("memory", rows, columns, clock="epoch")
+
+
+def _samples() -> Table:
+    rows: list[tuple[Any, ...]] = []
+    for i in range(300):
+        now = STARTED_NS + i * 10_000_000
+        rows += [
+            ("p10-strace", now, "tree", "", "cpu_pct", 140 + 60 * math.sin(i / 9)),
+            ("p10-strace", now, "tree", "", "rss_bytes", 4e8 * min(1, i / 80) + 1e6 * (i % 7)),
+            ("p10-strace", now, "host", "", "cpu_pct", 31 + 8 * math.sin(i / 5)),
+            ("p10-strace", now, "core", "0", "cpu_pct", 50.0),
+        ]
+        for gpu in ("GPU-8b6f1c0e-5d2a-4c1e-9f53-0c1b7a2d3e4f", "GPU-1a2b3c4d-aaaa-bbbb-cccc-0123456789ab"):
+            busy = 88.0 if i % 60 > 8 else 3.0
+            rows += [
+                ("p10-strace", now, "gpu", gpu, "gpu_util_pct", busy),
+                ("p10-strace", now, "gpu", gpu, "memory_used_bytes", 2.1e10 * min(1, i / 40)),
+                ("p10-strace", now, "gpu", gpu, "power_w", 90 + 5 * busy),
+                ("p10-strace", now, "gpu", gpu, "sm_clock_mhz", 1980.0 if busy > 50 else 345.0),
+            ]
+    rows.append(("p10-strace", STARTED_NS, "gpu", "GPU-1a2b3c4d-aaaa-bbbb-cccc-0123456789ab", "memory_clock_mhz", None))
+    return Table.of(
+        "samples", rows, clock="epoch", columns=("capture", "time_ns", "source", "subject", "metric", "value")
+    )
+
+
+def _counters() -> Table:
+    rows = [
+        ("p10-strace", "task-clock", 4289.09, "msec", 100.0, None, 1.33, "CPUs utilized"),
+        ("p10-strace", "context-switches", 1119.0, None, 100.0, None, 260.895, "/sec"),
+        ("p10-strace", "cycles", 12_044_331_902.0, None, 83.3, None, 2.81, "GHz"),
+        ("p10-strace", "branch-misses", None, None, None, None, None, None),
+    ]
+    columns = ("capture", "event", "value", "unit", "running_pct", "variance_pct", "metric", "metric_unit")
+    return Table.of("counters", rows, columns)

@@ -26,8 +26,10 @@ def test_repeats_stand_once(tmp_path: Path) -> None:
     assert lines == [
         "plan test: 4 starts of true, about 4 times the bare run and up to 16.4 kB of raw data",
         "p01  timing, warm-up",
+        "    inside      steps",
         "    target      true",
         "p02 to p04  timing, bare",
+        "    inside      steps",
         "    target      true",
     ]
 

@@ -19,7 +19,7 @@ from orchestrator.planfile import plans
 from orchestrator.units import Times
 
 SMALL = "version: 1\ncollectors: [{use: timing}]\n"
-KNOWN = "known: ncu, nsys, py-spy, strace, timing"
+KNOWN = "known: monitor, ncu, nsys, perf, py-spy, strace, timing, torch"
 
 
 @pytest.fixture
@@ -151,12 +151,12 @@ def test_everything_wrong_is_told_at_once(write: Any) -> None:
         environment: {use: env}
         leftovers: [keep]
         report: {formats: html}
-        ranges: [a]
+        launcher: [a]
         version: 1
         """)
     assert problems_of(path) == [
         "p.yaml:3:  target.comand: unknown key (did you mean command? "
-        "known: before_each, command, cwd, env, ok_exit_codes, retry, timeout)",
+        "known: before_each, command, cwd, env, inject, ok_exit_codes, retry, timeout)",
         "p.yaml:4:  target.command: needs a list of words, as no shell takes part: [python, train.py, --lr, 0.1]",
         "p.yaml:5:  target.timeout: 'parsecs' is no unit here; use one of ns, us, µs, μs, ms, s, m, min, h, d",
         'p.yaml:6:  target.retry: yes is text to some and a truth value to others (write true or "yes")',
@@ -181,8 +181,8 @@ def test_everything_wrong_is_told_at_once(write: Any) -> None:
         "p.yaml:22:  environment: needs a list, not keys and values",
         "p.yaml:23:  leftovers: a list is not possible here (one of keep, end)",
         'p.yaml:24:  report.formats: needs a list, not "html" (write ["html"])',
-        "p.yaml:25:  ranges: unknown key (known: budget, collectors, description, environment, extends, leftovers, "
-        "metrics, name, report, target, tools, version, window)",
+        "p.yaml:25:  launcher: unknown key (known: budget, collectors, description, environment, extends, leftovers, "
+        "metrics, name, ranges, report, target, tools, version, window)",
         "p.yaml:26:  version: the key stands here twice, first on line 1 (keep one)",
     ]
 
@@ -236,7 +236,7 @@ def test_a_plan_without_what_it_needs(write: Any, text: str, problem: str) -> No
         ("environment: [{use: env, set: {A: 1}, unset: [A]}]", "environment[0]: both sets and unsets A"),
         (
             "environment: [{use: evn}]",
-            "environment[0].use: evn is no environment step (did you mean env? known: env, shell)",
+            "environment[0].use: evn is no environment step (did you mean env? known: env, seeds, shell)",
         ),
         (
             "environment: [{use: shell, run: ls -l}]",
@@ -247,12 +247,28 @@ def test_a_plan_without_what_it_needs(write: Any, text: str, problem: str) -> No
             "name: a/b",
             "name: 'a/b' can't name a folder: use up to 64 letters, digits, `-`, `_` and `.`, a letter or digit first",
         ),
-        ("window: {}", "window: a window needs `after`, `for` or both, such as {after: 60s, for: 20s}"),
+        (
+            "window: {}",
+            "window: a window needs `steps`, `after` or `for`, such as {skip: 5, steps: 20} or {after: 60s, for: 20s}",
+        ),
+        ("window: {skip: 5}", "window: `skip` needs `steps`, such as {skip: 5, steps: 20}"),
+        (
+            "window: {steps: 5, after: 1s}",
+            "window: a window is in steps (`skip`, `steps`) or in time (`after`, `for`), not in both",
+        ),
+        (
+            "ranges: [forward]",
+            "ranges[0]: 'forward' names no function: "
+            "write train.py:forward, train.py:Net.forward or model.Block.forward",
+        ),
         (
             "window: {after: 1s, then: stop}",
             "window: `then: stop` needs `for`: without it the window ends with the target",
         ),
-        ("window: {skip: 5, after: 1s}", "window.skip: unknown key (known: after, for, then)"),
+        (
+            "window: {skp: 5, steps: 1}",
+            "window.skp: unknown key (did you mean skip? known: after, for, skip, steps, then)",
+        ),
         ("metrics: {m: '(a)(b)'}", "metrics.m: (a)(b) has 2 groups: put ( ) around the number, (?: ) around the rest"),
         (
             "metrics: {m: '('}",
@@ -262,7 +278,7 @@ def test_a_plan_without_what_it_needs(write: Any, text: str, problem: str) -> No
         (
             "tools: {nsis: /opt/nsys}",
             "tools.nsis: no collector uses a tool of this name "
-            "(did you mean nsys? known: ncu, nsys, nvidia-smi, py-spy, strace)",
+            "(did you mean nsys? known: ncu, nsys, nvidia-smi, perf, py-spy, strace)",
         ),
     ],
 )
@@ -483,7 +499,7 @@ def test_set_reaches_every_place(write: Any) -> None:
         (
             "target.timout=5m",
             "target.timout: unknown key (did you mean timeout? "
-            "known: before_each, command, cwd, env, ok_exit_codes, retry, timeout)",
+            "known: before_each, command, cwd, env, inject, ok_exit_codes, retry, timeout)",
         ),
         ("target.timeout=soon", "target.timeout: 'soon' is no quantity; write it like 30s or 5m"),
         ("target.retry=on", 'target.retry: on is text to some and a truth value to others (write true or "on")'),
@@ -703,6 +719,7 @@ def test_a_dumped_plan_spells_everything_out(write: Any) -> None:
         "timeout": "30m",
         "before_each": None,
         "ok_exit_codes": [0],
+        "inject": True,
         "retry": False,
     }
     assert data["collectors"] == [

@@ -14,7 +14,9 @@ from orchestrator.plan import Plan
 from orchestrator.planfile import plans
 from orchestrator.units import Times
 
-NAMES = ("attach", "auto", "cpu-deep", "cpu-quick", "gpu-deep", "gpu-quick", "io", "night")
+NAMES = (
+    "attach", "auto", "cpu-deep", "cpu-quick", "gpu-deep", "gpu-quick", "io", "night", "torch-deep", "torch-memory",
+)  # fmt: skip
 VERBS = (
     "run", "check", "templates", "init", "doctor", "env", "import", "report", "show", "open", "compare", "history",
     "nightly", "share", "export", "schema", "arm", "hang", "completion",
@@ -95,6 +97,13 @@ def test_a_copied_template_points_at_the_schema_by_its_full_path(tmp_path: Path)
     assert plans.load(copy).model_dump(exclude={"name"}) == load("cpu-quick").model_dump(exclude={"name"})
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_window_in_steps_fits_every_template(name: str) -> None:
+    plan = plans.load(plans.find(name), ["window={skip: 3, steps: 4}"])
+    assert plan.window is not None
+    assert (plan.window.skip, plan.window.steps) == (3, 4)
+
+
 def _uses(name: str) -> list[str]:
     return [collector.use for collector in load(name).each_collector()]
 
@@ -118,6 +127,20 @@ def test_auto_costs_little_and_requires_nothing_but_timing() -> None:
 
 def test_only_the_plans_for_small_programs_may_start_one_again() -> None:
     assert [name for name in NAMES if load(name).target.retry] == ["cpu-deep", "cpu-quick"]
+
+
+def test_torch_deep_looks_at_a_window_of_steps_with_equal_random_numbers() -> None:
+    plan = load("torch-deep")
+    assert _uses("torch-deep") == ["timing", "torch", "py-spy", "monitor"]
+    assert plan.window is not None
+    assert (plan.window.skip, plan.window.steps, plan.window.then) == (10, 10, "continue")
+    assert [step.use for step in plan.environment] == ["seeds"]
+
+
+def test_cpu_deep_has_the_monitor_and_both_modes_of_perf() -> None:
+    uses = _uses("cpu-deep")
+    assert uses.count("perf") == 2
+    assert "monitor" in uses
 
 
 def test_attach_holds_only_what_can_attach() -> None:

@@ -53,6 +53,8 @@ class Collector(BaseModel):
     """Wall time under this collector over bare wall time, as a first guess for `check`."""
     raw_bytes: ClassVar[int] = 1 << 20
     """Raw data to expect of one pass, as a first guess for `check`."""
+    injects: ClassVar[bool] = False
+    """Works through profrun's part in the target's Python."""
     can_attach: ClassVar[bool] = True
     """Can look at a process that already runs."""
     alone: ClassVar[bool] = False
@@ -61,6 +63,10 @@ class Collector(BaseModel):
     def label(self) -> str:
         """The name of its folders and captures; a class may tell its modes apart."""
         return self.use
+
+    def held(self) -> frozenset[str]:
+        """Which of `claims` it really takes; a class may ask its options."""
+        return self.claims
 
     def expected_bytes(self) -> int:
         """Raw data to expect of one pass at most; a class may ask its options."""

@@ -21,6 +21,9 @@ COUNTERS_FIX = (
 )
 
 
+_TIMED_WINDOW = "a window in time does not apply to ncu: it takes the first launches that match (one in steps does)"
+
+
 class Ncu(Collector):
     """Runs the target under `ncu`, which replays each chosen kernel until all counters are collected."""
 
@@ -37,6 +40,11 @@ class Ncu(Collector):
     kernels: str | None = Field(None, min_length=1, description="only kernels whose function name matches this regex")
     launches: int = Field(10, ge=1, description="how many launches to look at; each is replayed several times")
     skip: int = Field(0, ge=0, description="how many matching launches to let pass first")
+    range: str | None = Field(
+        None,
+        description="only kernels launched inside this NVTX range, by the thread that pushed it, in ncu's form: "
+        "`step 7/` (a step), `train.py:forward/` (one of the plan's ranges)",
+    )
     replay: Literal["kernel", "application", "range"] = Field(
         "kernel",
         description="what is repeated; kernels that wait for the host or for peers (NCCL) hang in kernel replay",
@@ -71,6 +79,7 @@ class Ncu(Collector):
         return found
 
     def launch(self, job: Job) -> Launch:
+        by_steps = job.window is not None and job.window.steps is not None
         log = f"{job.dir}/ncu.log"  # its messages would otherwise stand among the target's output
         argv = (
             job.tool.path or "ncu",
@@ -78,19 +87,25 @@ class Ncu(Collector):
             *("--export", f"{job.dir}/report", "--force-overwrite", "--log-file", log),
             *self._what(),
             *self._which(),
+            # our part in the target's Python switches it on at the window's first step, in all threads at once: an NVTX
+            # range would leave out what autograd's threads launch
+            *(("--profile-from-start", "off") if by_steps else ()),
             *("--replay-mode", self.replay),
             *("--clock-control", self.clock_control, "--cache-control", self.cache_control),
         )
         return Launch(
             wrap=Wrap(argv, order=10),
             # else ncu writes its section files into the user's home
-            child=Child({"NV_COMPUTE_PROFILER_DISABLE_STOCK_FILE_DEPLOYMENT": "1"}),
+            child=Child(
+                {"NV_COMPUTE_PROFILER_DISABLE_STOCK_FILE_DEPLOYMENT": "1"},
+                inject={"nvtx": by_steps or bool(self.range), "cuda_profiler": by_steps},
+            ),
             artifacts=(
                 Expect("report", "report.ncu-rep", "ncu-rep", holds_env=True),
                 Expect("log", "ncu.log", "text", required=False),
             ),
             signs=self._signs(),
-            notes=("a window does not apply to ncu: it takes the first launches that match",) if job.window else (),
+            notes=(_TIMED_WINDOW,) if job.window and not by_steps else (),
         )
 
     def _what(self) -> tuple[str, ...]:
@@ -104,7 +119,8 @@ class Ncu(Collector):
     def _which(self) -> tuple[str, ...]:
         """Which kernels to look at."""
         name = ("--kernel-name", f"regex:{self.kernels}") if self.kernels else ()
-        return (*name, "--launch-skip", str(self.skip), "--launch-count", str(self.launches))
+        inside = ("--nvtx", "--nvtx-include", self.range) if self.range else ()
+        return (*name, *inside, "--launch-skip", str(self.skip), "--launch-count", str(self.launches))
 
     def _signs(self) -> tuple[Sign, ...]:
         """What ncu prints when there is no report; it ends with 0 when it saw no kernel."""

@@ -35,6 +35,7 @@ _WINDOW = """\
 trap 'exit 0' INT TERM
 trap 'kill $! 2>/dev/null; "$0" stop --session="$1"' EXIT
 "$0" start --session="$@" || exit
+echo recording
 sleep 2147483647 & wait"""
 """Records as long as it lives: $0 nsys, $1 the session, then the options of `nsys start`. For the plan's window:
 `--delay` knows only whole seconds, and after `--duration` nsys ends before the target and its exit status is lost."""
@@ -117,7 +118,9 @@ class Nsys(Collector):
         return Launch(
             wrap=Wrap(wrap, order=10),
             # without it nsys opens ranges only for names that the program has registered
-            child=Child({"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"} if self.range else {}),
+            child=Child(
+                {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"} if self.range else {}, inject={"nvtx": "nvtx" in traces}
+            ),
             beside=beside,
             after=_after(nsys, job.dir),
             artifacts=ARTIFACTS,
@@ -226,7 +229,8 @@ def _window(job: Job, nsys: str, session: str, record: tuple[str, ...], flush_s:
     """Starts and stops the recording. Sessions are found through TMPDIR, so it must have the target's."""
     tmpdir = job.target.env.get("TMPDIR")
     env = ("env", f"TMPDIR={tmpdir}") if tmpdir else ("env", "-u", "TMPDIR")
-    return (Beside((*env, "sh", "-c", _WINDOW, nsys, session, *record), when="window", grace_s=flush_s),)
+    argv = (*env, "sh", "-c", _WINDOW, nsys, session, *record)
+    return (Beside(argv, when="window", ready="says", ready_value="^recording$", grace_s=flush_s),)
 
 
 def _after(nsys: str, directory: str) -> tuple[After, ...]:

@@ -33,6 +33,10 @@ WAITING = 0.1
 _SIGMA = 3
 """py-spy waits a random time between samples, so their number is random too: so far below the mean it is no chance."""
 
+_SAMPLING = "Sampling process"
+"""What py-spy says once it has attached; a Python that waits for it in its start-up then goes on."""
+_OUR_WAIT = "wait_until_tools_are_ready ("
+"""The function of ours (inject/bell.py) in which a process waits for its tools: no time of the program."""
 _REPLACED = "none of {0} samples could be read: the process has replaced its program (exec)"
 
 
@@ -95,10 +99,14 @@ class PySpy(Collector):
     def launch(self, job: Job) -> Launch:
         """Attaches to each Python process as it appears: a target held before its exec has none yet."""
         when: When = "window" if job.window else "start" if job.pids else "python"
-        named = tuple(map(str, job.pids)) or ("{pid}",)
+        named = tuple(map(str, job.pids)) or ("{python}" if when == "window" else "{pid}",)
         spared = not self.nonblocking and self._shares_tracing(job)
         return Launch(
-            beside=tuple(Beside(argv, when) for pid in named for argv in self._argvs(job, pid)),
+            beside=tuple(
+                Beside(argv, when, *(("says", _SAMPLING) if "record" in argv else ()))
+                for pid in named
+                for argv in self._argvs(job, pid)
+            ),
             artifacts=(
                 Expect("profile", "profile.*", "chrometrace" if self.idle else "folded"),
                 Expect("gil", "gil.*", "folded", required=False),
@@ -263,6 +271,8 @@ class _Reading:
             scale_ns = 1 if path.suffix == ".json" else period_ns
             names = pyspy.thread_names(stack.thread for stack in profile.stacks)
             for thread, frames, weight in profile.stacks:
+                if frames and frames[-1].startswith(_OUR_WAIT):
+                    continue
                 name = names.get((thread.pid, thread.tid)) if thread.tid is not None else None
                 self.rows.append(Row(thread.pid, thread.process, name, kind, frames, weight * scale_ns))
 

@@ -6,6 +6,7 @@ say what should change, and the runner writes that into the journal before it do
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -26,6 +27,8 @@ class Step(BaseModel):
         "warn", description="when it can't be applied: say so and go on, stop before anything runs, or go on silently"
     )
 
+    injects: ClassVar[bool] = False
+    """Works through profrun's part in the target's Python."""
     purpose: ClassVar[str] = ""
     """One line for the tables of README and `profrun templates`."""
 
@@ -52,3 +55,10 @@ class Step(BaseModel):
     def child(self) -> Child:
         """What it wants changed in the target's own process; that ends with the process: nothing is left to restore."""
         return Child()
+
+    def seen(self, started: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+        """What of `child` a Python process of the target really ran with, and why that is not what was asked.
+
+        `started` is what is known of that process: environ (as it started; None inside: not set; None: unknown), argv,
+        in_force (is what profrun adds to a Python active there?), why_not, seeds (`Seeds.read_back`, or None)."""
+        return {}, None

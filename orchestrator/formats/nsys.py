@@ -14,21 +14,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from orchestrator.errors import ParseError
+from orchestrator.formats.events import MISSING, Ints, names, nullable, summary, triples
 from orchestrator.tables import Table
-
-Ints: TypeAlias = NDArray[np.int64]
 
 CLOCK_ERROR_NS = 10_000
 """How far the session's start in epoch time was found to be off, against clocks read inside the traced program."""
-
-MISSING = -(2**63)
-"""Stands for NULL, and for a column that this schema does not have, inside arrays of integers."""
 
 COPY_KINDS = (
     "Unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP",
@@ -162,14 +157,14 @@ class Export:
 def os_calls_summary(export: Export) -> Iterator[Table]:
     """OSRT_API as `nsys stats` osrtsum / osrt_sum shows it."""
     where = f"eventClass = {OS_CALL}" if export.has("OSRT_API", "eventClass") else "1"
-    durations, names = export.events("OSRT_API", "nameId", where=where)
-    yield _summary("os_calls_summary", names, durations, export.string)
+    durations, name = export.events("OSRT_API", "nameId", where=where)
+    yield summary("os_calls_summary", name, durations, export.string)
 
 
 def cuda_api_summary(export: Export) -> Iterator[Table]:
     """Calls of the CUDA runtime and driver, as cudaapisum / cuda_api_sum shows them."""
-    durations, names = export.events("CUPTI_ACTIVITY_KIND_RUNTIME", "nameId")
-    yield _summary("cuda_api_summary", names, durations, lambda n: _without_version(export.string(n)))
+    durations, name = export.events("CUPTI_ACTIVITY_KIND_RUNTIME", "nameId")
+    yield summary("cuda_api_summary", name, durations, lambda n: _without_version(export.string(n)))
 
 
 def gpu_kernels(export: Export) -> Iterator[Table]:
@@ -181,21 +176,21 @@ def gpu_kernels(export: Export) -> Iterator[Table]:
         "CUPTI_ACTIVITY_KIND_KERNEL", *fields, *shape, where="end IS NOT NULL"
     )
     columns = {
-        "pid": _nullable(_pid(pid)),
-        "device": _nullable(device),
-        "stream": _nullable(stream),
+        "pid": nullable(_pid(pid)),
+        "device": nullable(device),
+        "stream": nullable(stream),
         "duration_ns": end - start,
-        "name": _names(name, export.string),
-        "short_name": _names(short, export.string),
-        "grid": _triples(*sizes[:3]),
-        "block": _triples(*sizes[3:]),
-        "registers": _nullable(registers),
-        "shared_bytes": _nullable(np.where((static == MISSING) | (dynamic == MISSING), MISSING, static + dynamic)),
-        "correlation": _nullable(correlation),
-        "graph_id": _nullable(np.where(graph == 0, MISSING, graph)),
+        "name": names(name, export.string),
+        "short_name": names(short, export.string),
+        "grid": triples(*sizes[:3]),
+        "block": triples(*sizes[3:]),
+        "registers": nullable(registers),
+        "shared_bytes": nullable(np.where((static == MISSING) | (dynamic == MISSING), MISSING, static + dynamic)),
+        "correlation": nullable(correlation),
+        "graph_id": nullable(np.where(graph == 0, MISSING, graph)),
     }
     yield export.timed("gpu_kernels", start, columns)
-    yield _summary("gpu_kernel_summary", name, end - start, export.string)
+    yield summary("gpu_kernel_summary", name, end - start, export.string)
 
 
 def gpu_transfers(export: Export) -> Iterator[Table]:
@@ -206,16 +201,16 @@ def gpu_transfers(export: Export) -> Iterator[Table]:
     both = (*sets, np.full(len(sets[0]), MEMSET))
     start, end, size, device, stream, pid, correlation, kind = map(np.concatenate, zip(copies, both, strict=True))
     columns = {
-        "pid": _nullable(_pid(pid)),
-        "device": _nullable(device),
-        "stream": _nullable(stream),
+        "pid": nullable(_pid(pid)),
+        "device": nullable(device),
+        "stream": nullable(stream),
         "duration_ns": end - start,
-        "kind": _names(kind, transfer_name),
-        "bytes": _nullable(size),
-        "correlation": _nullable(correlation),
+        "kind": names(kind, transfer_name),
+        "bytes": nullable(size),
+        "correlation": nullable(correlation),
     }
     yield export.timed("gpu_transfers", start, columns)
-    yield _summary("gpu_transfer_summary", kind, end - start, transfer_name, size)
+    yield summary("gpu_transfer_summary", kind, end - start, transfer_name, size)
 
 
 def ranges(export: Export) -> Iterator[Table]:
@@ -275,58 +270,6 @@ def _pid(global_pid: Ints) -> Ints:
 def _without_version(name: str) -> str:
     """cudaMalloc for cudaMalloc_v3020: four digits are cut off, as nsys does; longer ones are part of the name."""
     return name[:-6] if name[-6:-4] == "_v" else name
-
-
-def _names(numbers: Ints, name: Callable[[int], str]) -> list[str]:
-    shown = {int(n): name(int(n)) for n in np.unique(numbers)}
-    return [shown[n] for n in numbers.tolist()]
-
-
-def _triples(x: Ints, y: Ints, z: Ints) -> list[str | None]:
-    """x,y,z as text; few shapes stand behind many kernels."""
-    found = list(zip(x.tolist(), y.tolist(), z.tolist(), strict=True))
-    shown = {t: None if MISSING in t else "{},{},{}".format(*t) for t in set(found)}
-    return [shown[t] for t in found]
-
-
-def _nullable(values: Ints) -> NDArray[Any]:
-    """The array itself, or with None where it is MISSING."""
-    gone = values == MISSING
-    if not gone.any():
-        return values
-    shown = values.astype(object)
-    shown[gone] = None
-    return shown
-
-
-# ---------------------------------------------------------------- statistics, as nsys computes them
-
-
-def _summary(table: str, keys: Ints, durations: Ints, name: Callable[[int], str], sizes: Ints | None = None) -> Table:
-    """One row a key, the longest total first. Median: mean of the middle two; deviation: n - 1, and 0 for one event."""
-    if not len(keys):
-        return Table(table, {})
-    order = np.lexsort((durations, keys))
-    key, values = keys[order], durations[order]
-    first = np.flatnonzero(np.concatenate(([True], key[1:] != key[:-1])))
-    count = np.diff(np.append(first, len(key)))
-    total = np.add.reduceat(values, first)
-    mean = total / count
-    squares = np.add.reduceat((values - np.repeat(mean, count)) ** 2, first)
-    columns: dict[str, Any] = {
-        "count": count,
-        "total_ns": total,
-        "mean_ns": mean,
-        "median_ns": (values[first + (count - 1) // 2] + values[first + count // 2]) / 2,
-        "min_ns": values[first],
-        "max_ns": values[first + count - 1],
-        "stddev_ns": np.sqrt(squares / np.maximum(count - 1, 1)),
-    }
-    if sizes is not None and MISSING not in sizes:
-        columns["bytes"] = np.add.reduceat(sizes[order], first)
-    longest = np.argsort(-total, kind="stable")
-    names = [name(int(k)) for k in key[first][longest]]
-    return Table(table, {"name": names, **{k: v[longest] for k, v in columns.items()}})
 
 
 # ---------------------------------------------------------------- what the reader should know

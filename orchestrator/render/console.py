@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from orchestrator import redact
 from orchestrator.model import HARMLESS, Capture, Check, Metric, Pass, PassRecord
-from orchestrator.render import view
+from orchestrator.render import stepping, view
 from orchestrator.units import show_bytes, show_duration
 
 if TYPE_CHECKING:
@@ -182,7 +182,8 @@ def _verdict(report: Report, rebuilt: bool) -> tuple[str, str]:
     ended = f"exit {outcome.exit_code}: {outcome.reason}"
     if rebuilt:
         return "profrun: rebuilt" + (f"; the run had ended in {ended}" if outcome.exit_code else ""), "good"
-    return (f"profrun: {ended}", "bad") if outcome.exit_code else ("profrun: ok", "good")
+    good = "profrun: ok" + (f", {outcome.reason}" if outcome.reason else "")
+    return (f"profrun: {ended}", "bad") if outcome.exit_code else (good, "good")
 
 
 def _told(report: Report) -> Iterator[tuple[str, str]]:
@@ -190,9 +191,12 @@ def _told(report: Report) -> Iterator[tuple[str, str]]:
     wall = report.metrics.get("wall_s")
     if wall and wall.value is not None:
         yield "bare run", _mean(wall)
+    if steps := stepping.stepping(report):
+        yield "step", stepping.line(report, steps)
     slower = [f"{'+'.join(p.collectors)} {_slowdown(report, p)}" for p in report.passes if p.slowdown is not None]
     if slower:
         yield "slowdown", ", ".join(slower)
+    yield from (("drifted", text) for text in view.drifted(report))
     yield from _lost(report)
     yield from ((f.severity, f.title) for f in report.findings if f.severity != "info")
     size = sum(a.bytes for c in report.captures for a in c.artifacts)

@@ -6,15 +6,18 @@ import base64
 import hashlib
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from orchestrator.render import charts, pagedata, view
+from orchestrator.render import charts, memory, operators, pagedata, samples, stepchart, stepping, view
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+    from orchestrator.render.plots import Plot
+    from orchestrator.render.stepping import Course, Phase, Stepping
     from orchestrator.report import Report
 
 ASSETS = Path(__file__).parent / "assets"
@@ -38,6 +41,11 @@ def render(report: Report) -> str:
         captures=[c for c in report.captures if not view.silent(c)],
         strip=charts.strip(report),
         whiskers=charts.whiskers(report),
+        drifted=view.drifted(report),
+        steps=_steps(report),
+        operators=operators.grids(report),
+        memory=memory.held(report),
+        samples=samples.sampled(report),
         flames=pagedata.flames(report),
         grids=pagedata.grids(report),
         facts=view.facts(report.machine),
@@ -48,6 +56,52 @@ def render(report: Report) -> str:
         style=Markup(style),
         script=Markup(script),
         policy=policy(style, script),
+    )
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The section of the steps. `measured`: the processes with steady steps; `phases`: each with a row of theirs."""
+
+    found: Stepping
+    line: str
+    charts: tuple[tuple[Course, Plot], ...]
+    measured: tuple[Course, ...]
+    phases: tuple[tuple[str, tuple[Phase, ...]], ...]
+
+    @property
+    def legend(self) -> list[Phase]:
+        """The phases that are drawn anywhere."""
+        drawn = {shape.kind for _, chart in self.charts for shape in chart.shapes}
+        return [rows[0] for rows in zip(*(c.phases for c in self.found.shown[:1]), strict=True) if rows[0].key in drawn]
+
+    @property
+    def zones(self) -> list[tuple[str, str]]:
+        """The grounds that are told apart anywhere."""
+        return list(dict.fromkeys((zone.kind, zone.text) for _, chart in self.charts for zone in chart.zones))
+
+    @property
+    def stalled(self) -> bool:
+        return any("stall" in mark.kind for _, chart in self.charts for mark in chart.marks)
+
+    @property
+    def cut(self) -> bool:
+        return any("cut" in mark.kind for _, chart in self.charts for mark in chart.marks)
+
+
+def _steps(report: Report) -> Steps | None:
+    found = stepping.stepping(report)
+    if found is None:
+        return None
+    high_ns = stepchart.top_ns(found.shown)
+    measured = tuple(course for course in found.shown if course.mean_ns is not None)
+    rows = zip(*(course.phases for course in measured), strict=True)
+    return Steps(
+        found,
+        stepping.line(report, found),
+        charts=tuple((course, stepchart.chart(course, high_ns)) for course in found.shown),
+        measured=measured,
+        phases=tuple((row[0].key, row) for row in rows),
     )
 
 

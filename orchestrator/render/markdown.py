@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.model import USABLE
-from orchestrator.render import view
+from orchestrator.render import memory, operators, samples, stepping, view
 
 if TYPE_CHECKING:
     import pandas
@@ -40,7 +40,7 @@ Cell = str | None
 
 def render(report: Report) -> str:
     """The report as Markdown; names stand in code spans, and nothing in them is taken for markup."""
-    sections = (_head, _findings, _timing, _passes, _captures, _tables, _machine, _environment)
+    sections = (_head, _findings, _timing, _steps, _passes, _captures, _tables, _inside, _machine, _environment)
     text = "\n".join(line for section in sections for line in (*section(report), ""))
     return re.sub(r"\n{3,}", "\n\n", view.visible(text)).rstrip("\n") + "\n"
 
@@ -59,6 +59,8 @@ def _head(report: Report) -> Iterator[str]:
         f"profrun {escape(run.profrun_version)} ended with {report.outcome.exit_code}",
     )
     yield " · ".join(facts)
+    for text in view.drifted(report):
+        yield from ("", f"**Warning: drifted** {escape(text)}")
 
 
 def _findings(report: Report) -> Iterator[str]:
@@ -92,6 +94,40 @@ def _timing(report: Report) -> Iterator[str]:
         for f in view.figures(report)
     ]
     yield from _section("Timing", head, rows, "Not measured: no bare run of the target was timed.")
+
+
+def _steps(report: Report) -> Iterator[str]:
+    found = stepping.stepping(report)
+    if found is None:
+        return
+    yield from ("## Steps", "", f"{escape(stepping.line(report, found))}. Below: {found.where}.")
+    for course in found.shown:
+        name = f"{course.name}: " if course.name else ""
+        yield from ("", escape(name + " ".join(course.told())))
+        if course.mean_ns is not None:
+            yield from ("", *_phases(course), "")
+    yield found.rest() or ""
+
+
+def _phases(course: stepping.Course) -> Iterator[str]:
+    head = ("Phase", ">Mean", f">Share of {view.duration(course.total_ns / 1e9)}", ">Longest")
+    unseen = ("not seen",) * 3
+    rows = [
+        (
+            escape(p.name),
+            *(
+                (
+                    view.duration(p.mean_ns / 1e9),
+                    view.percent(p.share or 0.0),
+                    view.duration((p.longest_ns or 0.0) / 1e9),
+                )
+                if p.mean_ns is not None
+                else unseen
+            ),
+        )
+        for p in course.phases
+    ]
+    return grid(head, rows)
 
 
 def _passes(report: Report) -> Iterator[str]:
@@ -151,6 +187,33 @@ def _value(column: str, value: Any) -> Cell:
     if column.endswith("_ns"):
         return view.duration(value / 1e9)
     return str(value) if column == "line" or column in _WORDS else f"{value:,}"
+
+
+def _inside(report: Report) -> Iterator[str]:
+    """What PyTorch and the monitor have seen, each in a few lines."""
+    for name, frame in operators.operators(report)[: operators.SHOWN]:
+        cost = operators.cost_column(frame) or "cpu_self_ns"
+        place = operators.LABELS[cost]
+        head = ("Operator", ">Count", f">{place}", f">Share of {operators.whole(frame, cost)}", f">{place[:3]} total")
+        whole = float(frame[cost].sum())
+        best = frame.head(ROWS)
+        columns = (view.values(best[c]) for c in ("name", "count", cost, cost.replace("self", "total")))
+        rows = [
+            (
+                code(op),
+                f"{count:,}",
+                view.duration((own or 0) / 1e9),
+                view.percent((own or 0) / whole),
+                _value("total_ns", total),
+            )
+            for op, count, own, total in zip(*columns, strict=True)
+        ]
+        yield from (*_section(f"Operators of {escape(name)}", head, rows, ""), "")
+    if lines := [f"- {escape(held.name)}: {escape(held.told)}" for held in memory.held(report)]:
+        yield from ("## Memory", "", *lines, "")
+    for one in samples.sampled(report):
+        said = (f"- {escape(' '.join((c.title, c.subject)).strip())}: {escape(c.told)}" for c in one.charts)
+        yield from (f"## Samples of {escape(one.capture)}", "", *said, "")
 
 
 def _machine(report: Report) -> Iterator[str]:

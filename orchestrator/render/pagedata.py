@@ -33,8 +33,24 @@ _IDENTIFIERS = frozenset(
 )
 """Columns whose numbers are names: they are written without separators."""
 _CODE = frozenset(
-    {"name", "function", "file", "stack", "path", "args", "result", "kernel", "short_name", "metric", "names"}
+    {
+        "name",
+        "function",
+        "file",
+        "stack",
+        "path",
+        "args",
+        "result",
+        "kernel",
+        "short_name",
+        "metric",
+        "names",
+        "op",
+        "event",
+    }
 )
+_BLANK = frozenset({"unit", "metric_unit", "stall"})
+"""Columns in which nothing means that there is none, such as the unit of a plain count."""
 _LIFTED = _IDENTIFIERS - {"line", "stream", "correlation", "launch", "repeat", "step", "exit_status", "registers"}
 
 
@@ -55,6 +71,11 @@ class Grid:
     empty: tuple[str, ...]
     """Columns in which no row has a value."""
     data: str
+
+    @property
+    def id(self) -> str:
+        """Its name as a part of an element's id."""
+        return self.name.replace(" ", "-")
 
 
 @dataclass(frozen=True)
@@ -137,6 +158,24 @@ def _within(frame: pandas.DataFrame, budget: int) -> pandas.DataFrame:
 def _column(
     report: Report, name: str, frame: pandas.DataFrame, chosen: pandas.DataFrame, described: Mapping[str, str]
 ) -> dict[str, Any]:
+    column = plain_column(name, frame, chosen, described)
+    if name in ("self_pct", "total_pct"):
+        unit = f"of {view.sampled(report, frame)}"
+        return {
+            **column,
+            "type": "share",
+            "unit": unit,
+            "factor": 1,
+            "places": None,
+            "values": _parts(chosen[name] / 100),
+        }
+    return column
+
+
+def plain_column(
+    name: str, frame: pandas.DataFrame, chosen: pandas.DataFrame, described: Mapping[str, str]
+) -> dict[str, Any]:
+    """A column of a Grid's data: its rows in `chosen`, written in the unit that suits all of `frame`."""
     label = view.words(re.sub(r"(?<=.)_(ns|pct|s|bytes)$", "", name))
     head = {
         "key": name,
@@ -146,13 +185,6 @@ def _column(
         "factor": 1,
         "places": None,
     }
-    if name in ("self_pct", "total_pct"):
-        return {
-            **head,
-            "type": "share",
-            "unit": f"of {view.sampled(report, frame)}",
-            "values": _parts(chosen[name] / 100),
-        }
     return {**head, **_content(name, frame, chosen[name], described.get("unit"))}
 
 
@@ -160,7 +192,8 @@ def _content(name: str, frame: pandas.DataFrame, series: pandas.Series, unit: st
     """A column's type, values, and how to write them."""
     values = view.values(series)
     if not _numeric(series):
-        texts = [None if v is None else view.visible(view.plain(v) or "") for v in values]
+        nothing = "" if name in _BLANK else None
+        texts = [nothing if v is None else view.visible(view.plain(v) or "") for v in values]
         if name == "stack":
             texts = [None if t is None else view.short(t, STACK_CHARACTERS) for t in texts]
         return {"type": "code" if name in _CODE else "text", "values": texts}

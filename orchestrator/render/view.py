@@ -23,10 +23,12 @@ UNKNOWN = "unknown"
 _LADDERS: Mapping[str, tuple[tuple[float, str], ...]] = {
     "ns": ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1, "ns")),
     "s": ((1, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")),
+    "MHz": ((1e3, "GHz"), (1, "MHz")),
     "bytes": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")),
 }
 
 TABLES: Mapping[str, tuple[str, str]] = {
+    "steps": ("Steps", "what each step of the program took, phase by phase; the chart draws them"),
     "functions": ("Functions", "self: the function was running itself; total: it was anywhere on the stack"),
     "syscalls_by_class": ("System calls by class", "the table of system calls, added up"),
     "syscalls": ("System calls", "wall time from entering the kernel to leaving it, unless it says system"),
@@ -36,17 +38,21 @@ TABLES: Mapping[str, tuple[str, str]] = {
     "gpu_kernel_summary": ("GPU kernels by name", "time on the device"),
     "gpu_transfer_summary": ("GPU transfers by kind", "copies and sets, time on the device"),
     "cuda_api_summary": ("CUDA calls", "time of the calling thread in the CUDA interface"),
+    "torch_ops": ("PyTorch operators", "as torch.profiler's key_averages has them, each set of input shapes alone"),
+    "memory": ("Allocations", "single blocks taken and given back, by PyTorch's allocators, the largest first"),
+    "counters": ("Counters", "events of the processor and the kernel, counted by perf over the whole recording"),
     "kernel_metrics": ("Kernel metrics", "hardware counters of the kernels looked at in depth"),
     "kernel_rules": ("Kernel advice", "what ncu's own rules say about these kernels"),
     "ranges": ("Ranges", "named stretches of the program"),
     "gpu_kernels": ("GPU kernels", "single launches, the longest first"),
     "gpu_transfers": ("GPU transfers", "single transfers, the longest first"),
+    "samples": ("Samples", "every reading of the monitor; the small charts draw the main ones"),
     "stacks": ("Stacks", "whole call stacks; the flame graph draws them"),
     "runs": ("Runs", "every start of the program"),
 }  # fmt: skip
 """Heading and explanation of the tables, in the order in which a reader wants them. Tables of other names follow."""
 
-_COSTS = ("total_ns", "duration_ns", "self_samples", "weight_ns", "samples", "speedup_pct")
+_COSTS = ("total_ns", "duration_ns", "self_samples", "weight_ns", "samples", "speedup_pct", "cpu_self_ns", "bytes")
 _PARTITIONS = ("functions", "syscalls", "syscalls_by_class", "syscall_paths", "stacks")
 """Tables (besides `*_summary`) whose rows add up to a whole, so that a share of it says something."""
 
@@ -225,7 +231,7 @@ def silent(capture: Capture) -> bool:
 
 def figures(report: Report) -> list[Figure]:
     """All metrics as text, profrun's own first."""
-    own = ("wall_s", "user_s", "sys_s", "max_rss_bytes")
+    own = ("wall_s", "step_s", "user_s", "sys_s", "max_rss_bytes")
     names = [n for n in own if n in report.metrics] + sorted(set(report.metrics) - set(own))
     return [figure(name, report.metrics[name]) for name in names]
 
@@ -235,7 +241,8 @@ def figure(name: str, metric: Metric) -> Figure:
     known = [v for v in (metric.value, metric.median) if v is not None and math.isfinite(v)]
     factor, unit = scale(_unit(name, metric), known[0] if known else 0.0)
     half = (metric.ci95[1] - metric.ci95[0]) / 2 if metric.ci95 else None
-    places = decimals((half or abs(known[0] if known else 0.0) / 100) / factor)
+    counted = metric.unit == "steps" and all(v.is_integer() for v in map(float, known))
+    places = 0 if counted else decimals((half or abs(known[0] if known else 0.0) / 100) / factor)
 
     def show(value: float | None) -> str | None:
         if value is None or not math.isfinite(value):
@@ -265,6 +272,9 @@ def _half_width(pct: float) -> str:
 
 LABELS: Mapping[str, str] = {
     "wall_s": "Wall time",
+    "step_s": "Steady step",
+    "steps": "Steps",
+    "warmup_steps": "Warm-up steps",
     "user_s": "User CPU time",
     "sys_s": "System CPU time",
     "max_rss_bytes": "Peak memory",
@@ -357,6 +367,15 @@ def restored(step: StepRecord) -> str | None:
     return "restored" if step.restored else "not restored"
 
 
+def drifted(report: Report) -> list[str]:
+    """What was not as the plan had set it when the target really started, each with its reason."""
+    return [
+        stop(f"{s.use}: {s.reason or 'it is not as the plan wants it'}")
+        for s in report.environment
+        if s.status == "drifted"
+    ]
+
+
 def plain(value: Any) -> str | None:
     """Any JSON-able value in one line; None stays unknown."""
     if value is None:
@@ -436,13 +455,15 @@ def ranked(frame: pandas.DataFrame, rows: int) -> pandas.DataFrame:
 
 
 def values(series: pandas.Series) -> list[Any]:
-    """A column as Python objects, None for what is unknown or no number; floats with nine digits."""
+    """A column as Python objects, None for what is unknown or no number; what is no whole number with nine digits."""
     found = series.astype(object).where(series.notna(), None).tolist()
     return [_digits(v) if isinstance(v, float) else v for v in found]
 
 
 def _digits(value: float) -> float | None:
-    return float(f"{value:.9g}") if math.isfinite(value) else None
+    if not math.isfinite(value):
+        return None
+    return value if value.is_integer() and abs(value) < 2**53 else float(f"{value:.9g}")
 
 
 def shares(report: Report, name: str, frame: pandas.DataFrame) -> tuple[pandas.Series, str] | None:

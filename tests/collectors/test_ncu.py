@@ -74,7 +74,9 @@ def test_which_kernels_are_looked_at() -> None:
 
 def test_a_window_is_not_silently_ignored() -> None:
     notes = ncu().launch(Job("p4", "/scratch/p4-ncu", TARGET, TOOL, window=Window(1.0))).notes
-    assert notes == ("a window does not apply to ncu: it takes the first launches that match",)
+    assert notes == (
+        "a window in time does not apply to ncu: it takes the first launches that match (one in steps does)",
+    )
 
 
 # ---------------------------------------------------------------- what ncu says

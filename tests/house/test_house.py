@@ -23,26 +23,30 @@ FLOORS = (
     "dryrun",
     "runner doctor",
     "collect environment normalise outcome planfile.plans preflight resolve",
-    "live planfile.messages planfile.schema",
+    "live planfile.messages planfile.schema repeatable told",
     "diagnose plan",
     "registry",
     "collectors.* diagnose.* env_steps.* render.*",
     "collectors.base env_steps.base report",
     "machine",
-    "folder formats.* planfile.fields planfile.source process redact signals standalone.* stdio",
-    "planfile planfile.tree stats tables units",
+    "folder formats.* inside planfile.fields planfile.source process redact sampler.* signals standalone.* stdio",
+    "planfile planfile.tree stats steps tables units",
     "model",
-    "errors",
+    "errors inject inject.*",
 )
 """The house from the roof down. A module may import what lies on the floors below its own."""
 
-SHARED_ROOMS = ("formats", "render")
+SHARED_ROOMS = ("formats", "inject", "render", "sampler")
 """Rooms whose files may import one another; those of all other rooms may not."""
 
 STAND_ALONE = ("standalone.lives", "standalone.seize")
 """Files that are run on their own, by any Python: nothing but the standard library."""
 
-STARTS_PROCESSES = {"process"}
+SAMPLER_MAY_TRY = {"pynvml"}
+"""The sampler is a program of its own, and profrun's own Python runs it: it may look for NVIDIA's bindings there."""
+
+STARTS_PROCESSES = {"process", "sampler.gpus"}
+"""The second is no part of profrun's own process: nvidia-smi has to die with the sampler that reads it."""
 
 WRITES_FILES = {
     "folder": "the report folder, scratch space and everything else that is profrun's own",
@@ -52,6 +56,12 @@ WRITES_FILES = {
     "stdio": "stdin, kept for the passes to come",
     "runner": "the outputs of an earlier attempt, set aside",
     "commands": "the log of a bug",
+    "sampler.log": "its samples, as they are taken",
+    "inside": "the settings of our part inside the target's Python",
+    "inject.bell": "a FIFO for an answer, from inside the target",
+    "inject.diary": "the diary of a process of the target",
+    "inject.mapped": "its steps and ranges",
+    "inject.profiler": "its traces",
 }
 
 HEAVY = {"jinja2", "numpy", "pandas", "pyarrow", "rich", "sh", "torch"}
@@ -144,6 +154,14 @@ def test_imports_point_down() -> None:
 def test_stand_alone_files_need_only_the_standard_library(module: str) -> None:
     assert own_imports(MODULES[module]) == set()
     assert outside_imports(ast.walk(MODULES[module])) <= sys.stdlib_module_names
+
+
+def test_the_sampler_needs_only_the_standard_library() -> None:
+    parts = {module: tree for module, tree in MODULES.items() if module.partition(".")[0] == "sampler"}
+    assert "sampler.__main__" in parts
+    for tree in parts.values():
+        assert own_imports(tree) <= set(parts)
+        assert outside_imports(ast.walk(tree)) <= sys.stdlib_module_names | SAMPLER_MAY_TRY
 
 
 VERB = """

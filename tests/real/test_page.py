@@ -197,6 +197,54 @@ def test_a_long_name_can_be_read_whole(page: Browser) -> None:
     assert page.js(f"{cell}.querySelector('button').getAttribute('aria-expanded')") == "true"
 
 
+def chart(page: Browser, name: str) -> list[float]:
+    """Where a chart is in the window: left, top, width, height."""
+    box = f"document.querySelector('[data-plot={name}] svg')"
+    page.js(f"{box}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
+    return list(
+        page.js(f"(({{left, top, width, height}}) => [left, top, width, height])({box}.getBoundingClientRect())")
+    )
+
+
+def tip(page: Browser, name: str) -> str:
+    return str(page.js(f"document.querySelector('[data-plot={name}] .tip:not([hidden])')?.textContent ?? ''"))
+
+
+def test_a_chart_answers_the_pointer(page: Browser) -> None:
+    left, top, width, height = chart(page, "steps-1")
+    page.click(left + width * (64 + 670 * 49.5 / 200) / 760, top + height / 2)
+    said = tip(page, "steps-1")
+    assert said.startswith("step 49took101.") and "checkpoint88.0 ms" in said
+    assert said.endswith("stall: checkpoint, 7.4 times the median")
+    page.click(5, 5)
+    assert tip(page, "steps-1") == ""
+
+
+def test_a_chart_answers_the_keyboard(page: Browser) -> None:
+    page.js("document.querySelector('[data-plot=memory-1]').focus()")
+    page.key("ArrowRight")
+    page.key("ArrowRight")
+    assert tip(page, "memory-1") == "after 2.3 msallocated59.84 MB"
+    page.key("ArrowLeft")
+    assert tip(page, "memory-1") == "after 0.0 msallocated55.75 MB"
+    page.key("Escape")
+    assert tip(page, "memory-1") == ""
+
+
+def test_charts_have_other_colours_in_the_dark(page: Browser) -> None:
+    fill = "getComputedStyle(document.querySelector('.plot .backward')).fill"
+    light = page.js(fill)
+    page.prefer("dark")
+    assert page.js(fill) != light
+
+
+def test_operators_sort_by_either_time(page: Browser) -> None:
+    table = "operators-1"
+    assert column(page, table, 0)[:3] == ["aten::convolution_backward", "aten::addmm", "ProfilerStep*"]
+    page.js(f"document.querySelectorAll('#table-{table} thead button')[5].click()")
+    assert column(page, table, 0)[:3] == ["aten::convolution_backward", "ProfilerStep*", "aten::addmm"]
+
+
 def test_light_dark_and_the_choice_between(page: Browser) -> None:
     back = "getComputedStyle(document.body).backgroundColor"
     light = page.js(back)

@@ -70,7 +70,10 @@ class Attached:
     def start(self, pid: int) -> None:
         for beside in self.launch.beside:
             serial = len(self.tools)
-            argv = [word.replace("{pid}", str(pid)).replace("{n}", str(serial)) for word in beside.argv]
+            argv = [
+                word.replace("{pid}", str(pid)).replace("{python}", str(pid)).replace("{n}", str(serial))
+                for word in beside.argv
+            ]
             logs = [self.folder / f"{serial or ''}.{name}.log".lstrip(".") for name in ("stdout", "stderr")]
             with logs[0].open("wb") as out, logs[1].open("wb") as err:
                 self.tools.append(subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err))

@@ -210,8 +210,10 @@ def test_the_summary_has_figures_what_is_missing_findings_and_the_verdict_last(t
     (tmp_path / "index.html").write_text("")
     found = lines(report)
     labels = [line.split(" ", 2)[0] for line in found]
-    assert labels[:2] == ["bare", "slowdown"]
-    assert "strace 2.75x (distorted)" in found[1]
+    assert labels[:4] == ["bare", "step", "slowdown", "drifted"]
+    assert found[1] == "step          16.13 ms, mean of 186 steady steps in each of 3 runs (14 of 200 are warm-up)"
+    assert "strace 2.75x (distorted)" in found[2]
+    assert found[3] == "drifted       shell: something started it again."
     assert found[-2].startswith(f"report        {tmp_path}/index.html (")
     assert found[-1] == "profrun: ok"
     assert any(line.startswith("major         fsync is called") for line in found)

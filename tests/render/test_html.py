@@ -252,6 +252,28 @@ def test_settings_that_were_not_put_back_stand_out(page: Page) -> None:
     assert "refused governor: performance unknown unknown nothing to restore" in page.text
 
 
+def test_what_drifted_is_a_warning_next_to_the_verdict(page: Page) -> None:
+    said = page.text.index("drifted shell: something started it again. What the plan set")
+    assert page.text.index("profrun ended with") < said < page.text.index("Wall time")
+
+
+def test_steps_are_told_drawn_and_added_up(page: Page) -> None:
+    assert "Step: 16.13 ms, mean of 186 steady steps in each of 3 runs (14 of 200 are warm-up)." in page.text
+    assert "The chart shows the bare run p03, the middle one of 3 by its mean step." in page.text
+    assert "Phase Mean Share of 3 s Longest data wait not seen forward 4.29 ms 26.6 % 4.47 ms" in page.text
+    data = page.block("steps-1")
+    assert len(data["x"]) == len(data["names"]) == 200 and data["names"][3] == "step 3, warm-up"
+    assert data["notes"]["49"].startswith("stall: checkpoint, ")
+    titles = [a["aria-label"] for t, a in page.elements if t == "svg" and a.get("class", "").startswith("plot")]
+    assert titles[0] == "Duration of each of 200 steps, by phase" and all(titles)
+
+
+def test_a_counter_without_a_unit_is_a_plain_count(page: Page) -> None:
+    counters = page.grid("counters")
+    assert counters["unit"]["values"] == ["msec", "", "", ""]
+    assert counters["value"]["values"] == [4289.09, 1119, 12_044_331_902, None]
+
+
 def test_bytes_that_are_no_text_do_not_break_it(report: Report) -> None:
     run = replace(report.run, command=("python", "\udcff.py"), cwd="/tmp/\udc80")
     text = html.render(replace(report, run=run, metrics={"m": Metric(float("nan"))}))

@@ -41,7 +41,8 @@ def text(report: Report) -> str:
 
 def test_sections_stand_in_reading_order(text: str) -> None:
     headings = [line.lstrip("# ") for line in text.splitlines() if line.startswith("#")]
-    assert headings[:6] == ["cpu-quick: ok", "Findings", "Timing", "Passes", "Captures", "Functions"]
+    assert headings[:7] == ["cpu-quick: ok", "Findings", "Timing", "Steps", "Passes", "Captures", "Functions"]
+    assert headings[-5:-2] == ["Operators of p09-py-spy", "Memory", "Samples of p10-strace"]
     assert headings[-2:] == ["Machine", "Environment"]
 
 
@@ -60,6 +61,11 @@ def test_says_the_figures(text: str) -> None:
     ] in rows
     assert ["`futex`", "futex", "8,123", "41", "2.1 s", "259 µs", "301 ms", "55.3 %"] in rows
     assert ["`restart_syscall`", "other", "1", "1", "unknown", "unknown", "unknown", "unknown"] in rows
+    assert "**Warning: drifted** shell: something started it again." in text
+    assert "16.13 ms, mean of 186 steady steps in each of 3 runs (14 of 200 are warm-up). Below: bare run p03." in text
+    assert ["backward", "7.32 ms", "45.3 %", "7.64 ms"] in rows
+    assert ["data wait", "not seen", "not seen", "not seen"] in rows
+    assert ["`aten::addmm`", "20", "31 ms", "34.1 %", "31 ms"] in rows
     assert "profrun itself measured 8 runs: all ok" in text
     assert "15 of 608 rows; all in `tables/functions.parquet`" in text
 
@@ -74,7 +80,7 @@ def test_no_name_becomes_markup(text: str) -> None:
 
 def test_every_row_has_the_columns_of_its_head(text: str) -> None:
     blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(blocks) == 9
+    assert len(blocks) == 11
     for lines in blocks:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
         assert len({len(line) for line in lines}) == 1  # a table in a terminal too

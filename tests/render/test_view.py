@@ -22,6 +22,7 @@ from orchestrator.render import view
         (Metric(None, "s"), None, None, None),
         (Metric(0.0, "s", (0.0, 0.0)), "0 s", "0 to 0 s", None),
         (Metric(12.5, "tok/s"), "12.50 tok/s", None, None),
+        (Metric(14.0, "steps", (14.0, 14.0), 3), "14 steps", "14 to 14 steps", "±0 %"),
         (Metric(0.005, "s", (-0.009, 0.019), 2), "5 ms", "0 to 19 ms", "±280 %"),
     ],
 )

@@ -1,4 +1,4 @@
-// The page's behaviour: colours, copying, tables and the flame graph. All data lies in JSON blocks of the page; names only ever become text nodes.
+// The page's behaviour: colours, copying, tables, charts and the flame graph. All data lies in JSON blocks of the page; names only ever become text nodes.
 "use strict";
 (() => {
   const root = document.documentElement;
@@ -181,7 +181,7 @@
   function number({ type, factor, places }, value) {
     if (type === "id" || typeof value !== "number") return String(value);
     const scaled = value / factor;
-    if (places === null) return general.format(scaled);
+    if (places === null) return Number.isInteger(scaled) ? decimal(scaled, 0) : general.format(scaled);
     const least = 10 ** -places;
     return scaled !== 0 && Math.abs(scaled) < least / 2 ? `<${decimal(least, places)}` : decimal(scaled, places);
   }
@@ -605,11 +605,75 @@
     }
   }
 
+  // ---- Charts over steps and time: the nearest values to the pointer, or to the arrow keys ----
+
+  function plot(box) {
+    const { x, names, series, notes } = block(box.dataset.plot);
+    const svg = find("svg", box);
+    const cursor = find(".cursor", box);
+    const tip = make("div", { className: "tip", hidden: true });
+    tip.setAttribute("role", "status");
+    box.append(tip);
+    const scale = () => svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+    let at = -1;
+
+    function row({ name, kind, unit, places, values }) {
+      const value = values[at];
+      const shown = value === null ? "unknown" : `${decimal(value, places)} ${unit}`;
+      const label = make("span", { textContent: name });
+      if (kind) label.prepend(make("i", { className: `swatch ${kind}` }));
+      return make("div", { className: "row" }, label, make("span", { textContent: shown }));
+    }
+
+    function show(index, px, py) {
+      if (index !== at) {
+        at = index;
+        const lines = series.filter(({ kind, values }) => !kind || values[at]).map(row);
+        if (notes[at]) lines.push(make("div", { textContent: notes[at] }));
+        tip.replaceChildren(make("strong", { textContent: names[at] }), ...lines);
+        cursor.setAttribute("x1", x[at]);
+        cursor.setAttribute("x2", x[at]);
+        cursor.setAttribute("visibility", "visible");
+      }
+      tip.hidden = false;
+      const left = px + 14 + tip.offsetWidth > innerWidth - 12 ? px - 14 - tip.offsetWidth : px + 14;
+      tip.style.left = `${Math.max(12, left)}px`;
+      tip.style.top = `${Math.max(12, Math.min(py + 14, innerHeight - tip.offsetHeight - 12))}px`;
+    }
+
+    function hide() {
+      at = -1;
+      tip.hidden = true;
+      cursor.setAttribute("visibility", "hidden");
+    }
+
+    svg.onpointermove = ({ clientX, clientY }) => {
+      const wanted = (clientX - svg.getBoundingClientRect().left) / scale();
+      let near = x.findIndex((value) => value >= wanted);
+      if (near < 0) near = x.length - 1;
+      if (near && wanted - x[near - 1] < x[near] - wanted) near--;
+      show(near, clientX, clientY);
+    };
+    svg.onpointerleave = hide;
+    box.onblur = hide;
+    box.onkeydown = (event) => {
+      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (event.key === "Escape") hide();
+      if (!step || event.altKey || event.ctrlKey || event.metaKey) return;
+      event.preventDefault();
+      const next = at < 0 ? (step > 0 ? 0 : x.length - 1) : Math.max(0, Math.min(x.length - 1, at + step));
+      const area = svg.getBoundingClientRect();
+      box.scrollLeft = x[next] * scale() - box.clientWidth / 2;
+      show(next, svg.getBoundingClientRect().left + x[next] * scale(), area.top + area.height * 0.3);
+    };
+  }
+
   root.classList.add("js");
   safely("colours", colours);
   safely("copying", copying);
   safely("sections", sections);
   for (const section of every("[data-grid]")) safely(`table ${section.id}`, () => grid(section));
+  for (const box of every("[data-plot]")) safely(`chart ${box.dataset.plot}`, () => plot(box));
   for (const box of every("[data-flame]")) safely("flame graph", () => new Flame(box));
   root.dataset.ready = Math.round(performance.now());
 })();

@@ -1,0 +1,126 @@
+"""monitor: what the host, the target's processes and the GPUs do over time, read at an interval by a sampler of our
+own that runs beside the target."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from orchestrator import sampler
+from orchestrator.collectors.base import Collector, Parsed
+from orchestrator.errors import ParseError
+from orchestrator.model import Beside, Capture, Check, Expect, Job, Launch, Sign, Tool, ToolProbe, When
+from orchestrator.units import Duration, Size
+
+if TYPE_CHECKING:
+    from orchestrator.machine import Machine
+
+LEAST_S = 0.01
+"""Processors count their time in ticks of 10 ms."""
+_SMI = ToolProbe("nvidia-smi", places=("/usr/lib/wsl/lib/nvidia-smi",))
+_FILE = "samples.jsonl"
+_BINDINGS = "nvidia-ml-py"
+
+
+class Monitor(Collector):
+    """Samples the host, the target's process tree and the GPUs."""
+
+    use: Literal["monitor"] = "monitor"
+    interval: Duration = Field(0.2, description="time between two readings; 10 ms or more")
+    processes: bool = Field(True, description="each process of the target: CPU, memory, IO, context switches, faults")
+    per_core: bool = Field(True, description="each processor by itself")
+    gpus: bool | Literal["auto"] = Field(
+        "auto", description="true: a capture without GPUs is degraded; auto: those that are there; false: none"
+    )
+    size_cap: Size | None = Field(200 << 20, description="stop when the file has grown to this; the target goes on")
+
+    flush: Duration = Field(3.0, description="how long the sampler may take to end: all it had is in its file by then")
+
+    purpose: ClassVar[str] = (
+        "CPU, memory, IO, pressure of the host and of each process; GPUs' use, memory, clocks, power; over time"
+    )
+    slowdown: ClassVar[float] = 1.01
+
+    @field_validator("interval")
+    @classmethod
+    def _long_enough(cls, value: float) -> float:
+        if value < LEAST_S:
+            raise ValueError("write 10ms or more: processors count their time in ticks of 10 ms")
+        return value
+
+    # ------------------------------------------------------------ before
+
+    def tool(self, machine: Machine) -> Tool:
+        """The sampler is profrun's own; the tool is what it asks where NVML does not answer."""
+        return machine.tool(_SMI) if self.gpus else Tool(_SMI.name, None)
+
+    def checks(self, machine: Machine) -> list[Check]:
+        what = [
+            "host",
+            *(["processors"] if self.per_core else []),
+            *(["processes"] if self.processes else []),
+            *([] if machine.read("proc/pressure/cpu") is None else ["pressure"]),
+        ]
+        found = Check(self.use, "ok", f"{', '.join(what)} every {1000 * self.interval:g} ms")
+        return [found, *([self._gpu_check(machine)] if self.gpus else [])]
+
+    def _gpu_check(self, machine: Machine) -> Check:
+        """What can be foreseen: to ask the driver itself is left to the sampler, as it may never answer."""
+        smi = self.tool(machine).path
+        if machine.read("proc/driver/nvidia/version") is None and not machine.gpus:
+            said = "no NVIDIA driver answers here: no GPU is sampled"
+            fix = "set gpus: false where there is none" if self.gpus is True else None
+            return Check(self.use, "warn" if self.gpus is True else "ok", said, fix)
+        if find_spec("pynvml"):
+            return Check(self.use, "ok", "GPUs through NVML")
+        fix = f"{sys.executable} -m pip install {_BINDINGS}"
+        if smi:
+            return Check(self.use, "ok", f"GPUs through {smi}; PCIe traffic needs {_BINDINGS}", fix)
+        return Check(self.use, "warn", f"no GPU is sampled: neither {_BINDINGS} nor nvidia-smi is here", fix)
+
+    def launch(self, job: Job) -> Launch:
+        when: When = "window" if job.window else "start" if job.pids else "gate"
+        output = f"{job.dir}/{_FILE}"
+        pids = ",".join(map(str, job.pids)) or "{pid}"
+        argv = (
+            *(sys.executable, "-I", str(Path(sampler.__file__).parent), "--pids", pids, "--output", output),
+            *("--interval", f"{self.interval:g}", "--parent", str(os.getpid())),
+            *(("--gated",) if when == "gate" else ()),
+            *(() if self.processes else ("--no-processes",)),
+            *(() if self.per_core else ("--no-cores",)),
+            *((() if job.tool.path is None else ("--nvidia-smi", job.tool.path)) if self.gpus else ("--no-gpus",)),
+        )
+        beside = Beside(
+            argv, when, ready="file", ready_value=output, grace_s=self.flush, size_cap_bytes=self.size_cap,
+            size_path=_FILE,
+        )  # fmt: skip
+        return Launch(
+            beside=(beside,),
+            artifacts=(
+                Expect("samples", _FILE, "profrun-monitor"),
+                Expect("log", "*stderr.log", "text", required=False),
+            ),
+            signs=(Sign(r"(?m)^(\w*Error: .+)", "tool_failed", "the sampler failed: {0}"),),
+        )
+
+    # ------------------------------------------------------------ after
+
+    def parse(self, capture: Capture) -> Parsed:
+        from orchestrator.formats.monitor import read_samples
+
+        path = capture.path("samples")
+        if path is None:
+            raise ParseError(f"the sampler left no {_FILE}")
+        found = read_samples(path, capture.started_ns, capture.ended_ns, capture.run.pid if capture.run else None)
+        if not len(found.table):
+            return Parsed((), found.notes, "empty", "it ended before the first reading")
+        if found.damage:
+            return Parsed((found.table,), found.notes, "degraded", found.damage, metrics=found.metrics)
+        if self.gpus is True and not found.gpus:
+            return Parsed((found.table,), found.notes, "degraded", "no GPU could be read", metrics=found.metrics)
+        return Parsed((found.table,), found.notes, metrics=found.metrics)

@@ -1,0 +1,207 @@
+"""torch: PyTorch's own profiler on a few steps, switched on and off inside the target without a change to its code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from orchestrator.collectors.base import Collector, Parsed
+from orchestrator.errors import ParseError
+from orchestrator.model import Capture, Check, Child, Expect, Job, Launch, Tool
+from orchestrator.units import Duration, Size, show_bytes
+
+if TYPE_CHECKING:
+    from orchestrator.machine import Machine
+    from orchestrator.tables import Table
+
+SKIP, STEPS = 5, 10
+"""The steps that are recorded where the plan has no window: the first are warm-up."""
+WITHOUT_STEPS_AFTER_S, WITHOUT_STEPS_FOR_S = 5.0, 2.0
+"""A program that shows no sign of a step is recorded for this stretch of time after its import of torch."""
+WITHOUT_STEPS_BYTES = 64 << 20
+"""And no further than to this growth: torch takes six times as much again while it makes the trace, which then has
+about as many bytes. Within steps more is let through, as a program's own memory goes up and down in them."""
+
+
+class Torch(Collector):
+    """torch.profiler over the plan's window, or over a few steps: never over the whole program, whose trace would fill
+    the memory and could not be opened."""
+
+    use: Literal["torch"] = "torch"
+    activities: tuple[Literal["cpu", "cuda"], ...] | None = Field(
+        None, min_length=1, description="what to record; what this torch offers when left out"
+    )
+    shapes: bool = Field(True, description="record the shapes of the operators' inputs")
+    stacks: bool = Field(False, description="record Python stacks; ten times the data and the time")
+    memory: bool = Field(False, description="record every allocation and release, with its operator")
+    flops: bool = Field(False, description="estimate floating-point operations of matrix products and convolutions")
+    history: bool = Field(False, description="a snapshot of CUDA's memory with its history, for pytorch.org/memory_viz")
+    history_entries: int = Field(100_000, ge=1, description="how many allocations the history holds")
+    max_time: Annotated[Duration, Field(gt=0)] = Field(
+        60.0, description="end the recording after so long, wherever it is"
+    )
+    max_memory: Size = Field(1 << 30, gt=0, description="end the recording when the target has grown by so much")
+
+    claims: ClassVar[frozenset[str]] = frozenset({"cupti", "torch.profiler"})
+    purpose: ClassVar[str] = (
+        "PyTorch operators, GPU kernels and memory over a window of steps, as a trace and as tables"
+    )
+    slowdown: ClassVar[float] = 1.5
+    raw_bytes: ClassVar[int] = 64 << 20
+    can_attach: ClassVar[bool] = False
+    injects: ClassVar[bool] = True
+
+    def tool(self, machine: Machine) -> Tool:
+        """It comes with the target's own torch, of which nothing is known before the run."""
+        return Tool("torch.profiler", None)
+
+    def checks(self, machine: Machine) -> list[Check]:
+        if self.stacks:
+            said = "with stacks each step costs about ten times the data: keep the window to a few steps"
+            return [Check(self.use, "warn", said)]
+        return [Check(self.use, "ok", "the target's own torch.profiler is switched on inside it")]
+
+    def held(self) -> frozenset[str]:
+        """Without the GPU's activities it leaves CUPTI to others."""
+        return self.claims - {"cupti"} if self.activities == ("cpu",) else self.claims
+
+    def launch(self, job: Job) -> Launch:
+        settings = {
+            **self._when(job),
+            "activities": list(self.activities) if self.activities else None,
+            "shapes": self.shapes,
+            "stacks": self.stacks,
+            "memory": self.memory,
+            "flops": self.flops,
+            "history": self.history_entries if self.history else 0,
+            "max_s": self.max_time,
+            "max_rss_bytes": self.max_memory,
+            "by_time_max_rss_bytes": self.max_memory if job.window else min(self.max_memory, WITHOUT_STEPS_BYTES),
+            "dir": job.dir,
+        }
+        return Launch(
+            # without it the profiler writes its own log among the target's output
+            child=Child({"KINETO_LOG_LEVEL": "6"}, inject={"torch": settings}),
+            artifacts=(
+                Expect("trace", "traces/*.trace.json", "kineto", required=False),
+                Expect("averages", "*.averages.json", "key_averages", required=False),
+                Expect("history", "*.memory.pickle", "memory-snapshot", required=False),
+                Expect("facts", "*.facts.json", "json", required=False),
+            ),
+        )
+
+    @staticmethod
+    def _when(job: Job) -> dict[str, Any]:
+        """In steps or in time, as the plan's window has it; without one, the steps after the first few."""
+        window = job.window
+        if window is None:
+            after_s, for_s = WITHOUT_STEPS_AFTER_S, WITHOUT_STEPS_FOR_S
+            return {"skip": SKIP, "steps": STEPS, "without_steps_after_s": after_s, "for_s": for_s}
+        if window.steps is not None:
+            return {"skip": window.skip, "steps": window.steps}
+        return {"skip": None, "after_s": window.after_s, "for_s": window.for_s}
+
+    # ------------------------------------------------------------ after
+
+    def parse(self, capture: Capture) -> Parsed:
+        """Table `torch_ops`, equal to key_averages, and from the trace kernels, transfers, ranges and memory; one trace
+        a process that made steps, so one a rank."""
+        recorded = [_Recording.read(path) for path in capture.paths("facts")]
+        found = [one for one in recorded if one.trace]
+        if not found:
+            return Parsed(status="empty", reason=_why_none(recorded))
+        contents = _telling([(one, *one.tables()) for one in found])
+        tables = tuple(table for _, tables, _ in contents for table in tables)
+        notes = tuple(dict.fromkeys(note for _, _, notes in contents for note in notes))
+        cut = sorted({one.cut for one, _, _ in contents if one.cut})
+        lost = [*([f"truncated: {'; '.join(cut)}"] if cut else []), *_missing(recorded)]
+        return Parsed(tables, (*_ranks(recorded), *notes), "degraded" if lost else None, "; ".join(lost) or None)
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """What torch.profiler left in one process."""
+
+    facts: Mapping[str, Any]
+    trace: Path | None
+    averages: Path | None
+
+    @classmethod
+    def read(cls, path: Path) -> _Recording:
+        stem = path.name.removesuffix(".facts.json")
+        try:
+            facts = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ParseError(f"{path.name} can't be read: {error}") from error
+        trace, averages = path.parent / "traces" / f"{stem}.trace.json", path.with_name(f"{stem}.averages.json")
+        return cls(facts, trace if trace.exists() else None, averages if averages.exists() else None)
+
+    @property
+    def rank(self) -> int | None:
+        return self.facts.get("rank")
+
+    def ranks_here(self) -> range:
+        """All ranks of the program on this machine, as far as this process knows."""
+        first, count = self.facts.get("ranks_here") or (0, 0)
+        return range(first, first + count)
+
+    @property
+    def cut(self) -> str | None:
+        return self.facts.get("cut")
+
+    def tables(self) -> tuple[list[Table], list[str]]:
+        """The tables of this process, and what is to be said of it."""
+        from orchestrator.formats import kineto
+
+        if self.trace is None:
+            return [], []
+        content, rank, pid = kineto.read(self.trace), self.rank, self.facts.get("pid")
+        tables = [table for table in content.tables if table.name != "torch_ops" or self.averages is None]
+        if self.averages is not None:
+            tables.append(kineto.averages(self.averages, rank, pid))
+        size, start_s, save_s = (self.facts.get(name) or 0 for name in ("bytes", "start_s", "save_s"))
+        who = f"rank {rank}: " if rank is not None else ""
+        said = f"{who}a trace of {show_bytes(size)}, {'truncated' if self.cut else 'not truncated'}"
+        cost = f"to start and to save it took {start_s + save_s:.1f} s of the run, between steps"
+        time = () if self.facts.get("by_steps") else (_BY_TIME,)
+        return tables, [*content.notes, f"{said}; {cost}", *time]
+
+
+_Content = tuple[_Recording, "list[Table]", list[str]]
+
+
+def _telling(contents: Sequence[_Content]) -> Sequence[_Content]:
+    """Without the processes in which no operator ran, such as a launcher, where there are others."""
+    return [content for content in contents if any(t.name == "torch_ops" and len(t) for t in content[1])] or contents
+
+
+def _ranks(recorded: Sequence[_Recording]) -> list[str]:
+    ranks = sorted(one.rank for one in recorded if one.rank is not None and one.trace)
+    return [f"{len(ranks)} ranks: {', '.join(map(str, ranks))}"] if len(ranks) > 1 else []
+
+
+def _missing(recorded: Sequence[_Recording]) -> list[str]:
+    """The ranks that ran here, as the others know from their launcher, and have left no trace."""
+    expected = {rank for one in recorded for rank in one.ranks_here()}
+    missing = sorted(expected - {one.rank for one in recorded if one.trace})
+    return [f"no trace of rank {', '.join(map(str, missing))}"] if missing else []
+
+
+_BY_TIME = "recorded by time: the steps in it are not whole"
+
+
+def _why_none(recorded: Sequence[_Recording]) -> str:
+    """Why there is no trace, told by the process that got furthest."""
+    if any(one.facts.get("why") == "aside" for one in recorded):
+        return "the target profiles itself with torch.profiler: profrun's stepped aside, as two would spoil both"
+    steps = max((one.facts.get("steps") or 0 for one in recorded), default=None)
+    if steps is None:
+        return "no Python process with torch came to its end in the target: nothing could be recorded"
+    if not steps:
+        return "no training or inference step was seen: give the plan a window in time, such as {after: 60s, for: 5s}"
+    return f"the target ended after {steps} steps, before the window opened"

@@ -1,0 +1,163 @@
+"""The first thing that runs in each Python process of the target: reads the settings, signs in, starts the parts."""
+
+from __future__ import annotations
+
+import atexit
+import marshal
+import os
+import sys
+
+from . import bell, diary
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+SETTINGS = "PROFRUN_INJECT"
+"""The variable that names the file of settings: a dict, by `marshal` (which needs no import), in a format that every
+Python 3 reads."""
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+SHOWN = ("PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+_HELD = "PROFRUN_HELD"
+_PR_SET_PTRACER = 0x59616D61
+
+settings: dict[str, Any] = {}
+
+
+def start() -> None:
+    """Does what the settings ask for. Raises nothing into the program."""
+    path = os.environ.get(SETTINGS)
+    if not path or sys.implementation.name != "cpython":
+        return
+    try:
+        with open(path, "rb") as file:
+            settings.update(marshal.loads(file.read()))
+    except (OSError, ValueError, EOFError, TypeError):
+        return  # the pass is over: this process has outlived it
+    folder = path.rpartition("/")[0]
+    diary.open_in(folder)
+    bell.hang_in(folder)
+    _sign_in()
+    _allow_tracing()
+    _start_parts()
+    os.register_at_fork(after_in_child=_forked)
+    atexit.register(_end)  # the first to be registered is the last to run: after all of the program's own
+    if settings.get("hold") and _HELD not in os.environ:
+        os.environ[_HELD] = "1"  # what this one starts is followed through it
+        bell.ring("python")
+
+
+def sign_in_again() -> None:
+    """In a forked child that has turned out to be of interest."""
+    diary.open_in()
+    _sign_in()
+
+
+def rank() -> int | None:
+    """This process's global rank as its launcher tells it; None where none does."""
+    return _number(*_RANKS)
+
+
+def ranks_here() -> list[int] | None:
+    """[first, number] of the ranks that belong to this program on this machine; None where no launcher tells."""
+    own, local, count = rank(), _number("LOCAL_RANK"), _number("LOCAL_WORLD_SIZE")
+    if own is None or local is None or count is None:
+        world = _number("WORLD_SIZE")
+        return None if own is None or world is None else [0, world]
+    return [own - local, count]
+
+
+def _number(*names: str) -> int | None:
+    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), None)
+
+
+def _sign_in() -> None:
+    diary.write(
+        "start",
+        pid=os.getpid(),
+        ppid=os.getppid(),
+        host=os.uname().nodename,
+        rank=rank(),
+        argv=_command_line(),
+        executable=sys.executable,
+        python=sys.version.split()[0],
+        environ=_started_with(),
+    )
+
+
+def _command_line() -> list[str] | None:
+    try:
+        with open("/proc/self/cmdline", "rb") as file:
+            return [word.decode("utf-8", "replace") for word in file.read().split(b"\0")[:-1]]
+    except OSError:
+        return None
+
+
+def _started_with() -> dict[str, str | None] | None:
+    """The variables that decide how a program runs, as this process was started with them (the program may have changed
+    os.environ by the time somebody asks)."""
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            pairs = [pair.partition(b"=") for pair in file.read().split(b"\0")]
+    except OSError:
+        return None
+    known = {name.decode("utf-8", "replace"): text.decode("utf-8", "replace") for name, _, text in pairs}
+    return {name: known.get(name) for name in SHOWN}
+
+
+def _allow_tracing() -> None:
+    """Where only ancestors may trace, a process has to let others in by itself."""
+    if settings.get("tracer"):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, settings["tracer"], 0, 0, 0)
+
+
+def _start_parts() -> None:
+    from . import imports
+
+    if settings.get("seeds"):
+        from . import seeds
+
+        part = settings["seeds_part"] = seeds.Seeds(settings["seeds"])
+        part.at_start()
+        for name, then in part.after_import.items():
+            imports.when_imported(name, then)
+    if settings.get("ranges"):
+        from . import ranges
+
+        ranges.begin(settings["ranges"], bool(settings.get("nvtx")))
+    imports.when_imported("torch", _torch_is_here)
+
+
+def _torch_is_here(torch: Any) -> None:
+    from . import training
+
+    diary.write("torch", version=str(torch.__version__))
+    training.begin(torch, settings)
+
+
+def _forked() -> None:
+    """In the child of a fork: another process, with a diary of its own if it turns out to have steps."""
+    try:
+        diary.forget()
+        training = sys.modules.get(__package__ + ".training")
+        if training:
+            training.forked()
+    except Exception as error:
+        diary.trouble("a fork", error)
+
+
+def _end() -> None:
+    """Everything of ours is off and saved when the interpreter goes on to end."""
+    try:
+        training = sys.modules.get(__package__ + ".training")
+        if training:
+            training.finish("exit")
+        ranges = sys.modules.get(__package__ + ".ranges")
+        if ranges:
+            ranges.finish()
+        part = settings.get("seeds_part")
+        diary.write("end", seeds=part.read_back() if part else None)
+    except Exception as error:
+        diary.trouble("the end", error)

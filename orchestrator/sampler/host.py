@@ -1,0 +1,68 @@
+"""The machine as a whole, and its processors one by one."""
+
+from __future__ import annotations
+
+import os
+
+from orchestrator.sampler.log import Number
+from orchestrator.sampler.proc import names, numbers, read
+
+_SECTOR_BYTES = 512
+"""The unit of /proc/diskstats, whatever the disk's own."""
+
+
+class Host:
+    """What /proc says of the host. Of disks and networks those with a device behind them count: the bytes of a loop
+    device, a bridge, a container's interface are somebody else's for a second time."""
+
+    def __init__(self) -> None:
+        self._disks = _with_device("/sys/block")
+        self._nets = _with_device("/sys/class/net") or {*names("/sys/class/net")} - {"lo"}
+
+    def read(self) -> tuple[list[Number], dict[str, list[Number]]]:
+        """The columns of `host`, and by processor those of `core`."""
+        stat = read("/proc/stat")
+        lines = [line.split() for line in stat.splitlines() if line.startswith("cpu")]
+        total, *cores = ([int(x) for x in line[1:9]] for line in lines)
+        user, nice, system, _, iowait, irq, softirq, steal = total
+        return [
+            user + nice, system + irq + softirq, iowait, steal, *_busy(total),
+            *numbers(stat, ("ctxt", "processes", "procs_running", "procs_blocked")),
+            *_memory(), *self._traffic(), *_pressure(),
+        ], {line[0][3:]: _busy(times) for line, times in zip(lines[1:], cores, strict=True)}  # fmt: skip
+
+    def _traffic(self) -> list[Number]:
+        """Bytes since the start: read from and written to disks, received from and sent to the net."""
+        disks = [x for x in map(str.split, read("/proc/diskstats").splitlines()) if x[2] in self._disks]
+        lines = (line.partition(":") for line in read("/proc/net/dev").splitlines())
+        nets = [rest.split() for name, _, rest in lines if name.strip() in self._nets]
+        disk: list[Number] = [_SECTOR_BYTES * sum(int(x[n]) for x in disks) if disks else None for n in (5, 9)]
+        return [*disk, *(sum(int(x[n]) for x in nets) if nets else None for n in (0, 8))]
+
+
+def _with_device(folder: str) -> set[str]:
+    return {name for name in names(folder) if os.path.exists(f"{folder}/{name}/device")}  # noqa: PTH110
+
+
+def _busy(times: list[int]) -> list[Number]:
+    """Ticks in which a processor did something (a host that stole it included), and all ticks."""
+    user, nice, system, idle, iowait, irq, softirq, steal = times
+    busy = user + nice + system + irq + softirq + steal
+    return [busy, busy + idle + iowait]
+
+
+def _memory() -> list[Number]:
+    load = read("/proc/loadavg").split()
+    kib = numbers(read("/proc/meminfo"), ("MemAvailable", "SwapFree"), ":")
+    faults = numbers(read("/proc/vmstat"), ("pgfault", "pgmajfault"))
+    return [float(load[0]) if load else None, *(None if n is None else n * 1024 for n in kib), *faults]
+
+
+def _pressure() -> list[Number]:
+    """For how long some, or all, tasks have waited for a processor, for IO, for memory (psi.rst of the kernel)."""
+    totals: dict[tuple[str, str], int] = {}
+    for name in ("cpu", "io", "memory"):
+        for line in read(f"/proc/pressure/{name}").splitlines():
+            totals[name, line.partition(" ")[0]] = int(line.rpartition("total=")[2])
+    wanted = (("cpu", "some"), ("io", "some"), ("io", "full"), ("memory", "some"), ("memory", "full"))
+    return [totals.get(key) for key in wanted]

@@ -1,0 +1,151 @@
+"""The processes: a tree, each of which is followed until it is gone."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+
+from orchestrator.sampler.log import COLUMNS, Log, Number
+from orchestrator.sampler.proc import cpu_ns, names, numbers, read
+
+_SWITCHES_EVERY_NS = 1_000_000_000
+"""Context switches are counted by thread, and a program may have hundreds: they are read no more often than this."""
+_PF_FORKNOEXEC = 0x40
+_NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Stat:
+    """What /proc/PID/stat says of a process. Raises LookupError when it is gone."""
+
+    def __init__(self, pid: int) -> None:
+        head, _, tail = read(f"/proc/{pid}/stat").rpartition(")")
+        x = tail.split()
+        if not x:
+            raise LookupError(pid)
+        self.name = head.partition("(")[2]
+        self.ended = x[0] in "ZX"
+        self.parent, self.is_fork = int(x[1]), bool(int(x[6]) & _PF_FORKNOEXEC)
+        self.minor_faults, self.major_faults, self.threads = int(x[7]), int(x[9]), int(x[17])
+        self.used_ns = (int(x[11]) + int(x[12])) * _NS_PER_TICK
+        self.waited_ns = (int(x[13]) + int(x[14])) * _NS_PER_TICK
+        self.rss_bytes: int | None = int(x[21]) * _PAGE_BYTES
+        self.started = int(x[19])
+        self.image = (self.started, int(x[25]))
+        """Changes with an exec: the second is the start of the stack, 0 in its first moment."""
+
+
+class Switches:
+    """Context switches of a process. A thread that ends takes its own with it, so they are added up as they come."""
+
+    def __init__(self) -> None:
+        self._threads: dict[str, list[int]] | None = None
+        self._sums = [0, 0]
+        self._read_ns = -_SWITCHES_EVERY_NS
+
+    def read(self, pid: int, threads: Iterable[str]) -> list[Number]:
+        """Voluntary and involuntary ones since the first call; None where it is too early for another one."""
+        if time.monotonic_ns() < self._read_ns + _SWITCHES_EVERY_NS:
+            return [None, None]
+        self._read_ns = time.monotonic_ns()
+        counts = {tid: _switches(f"/proc/{pid}/task/{tid}/status") for tid in threads}
+        for tid, both in counts.items():
+            before = both if self._threads is None else self._threads.get(tid, [0, 0])
+            self._sums = [total + max(0, b - a) for total, a, b in zip(self._sums, before, both, strict=True)]
+        self._threads = counts
+        return [*self._sums]
+
+
+def _switches(path: str) -> list[int]:
+    """Of one thread: the numbers of the last two lines; none when it is gone."""
+    return [int(word) for word in read(path).split()[-3::2]] or [0, 0]
+
+
+class Tree:
+    """Processes and all that come from them, also when what lies between is gone.
+
+    gated: the roots stand before their exec; nothing counts until then."""
+
+    def __init__(self, roots: Iterable[int], log: Log, gated: bool) -> None:
+        self._roots = tuple(roots)
+        self._log = log
+        self._gated = gated
+        self._images: dict[int, tuple[int, int]] = {}
+        self._unread = set(self._roots)
+        """The roots whose environment is still to be read."""
+        self._switches: dict[int, Switches] = {}
+
+    def read(self) -> dict[str, list[Number]]:
+        """By process id the columns of `process`."""
+        found: dict[str, list[Number]] = {}
+        queue = list(self._known())
+        for pid in queue:  # it grows meanwhile
+            try:
+                stat = Stat(pid)
+            except LookupError:
+                self._forget(pid)
+                continue
+            if self._gated and pid in self._roots and stat.is_fork:
+                continue
+            if self._notice(pid, stat) and stat.is_fork:
+                stat.rss_bytes = None  # right after a vfork it is still its parent's
+            self._read_environment(pid)
+            threads = [] if stat.ended else names(f"/proc/{pid}/task")
+            children = [int(x) for tid in threads for x in read(f"/proc/{pid}/task/{tid}/children").split()]
+            queue += [child for child in children if child not in queue]
+            found[str(pid)] = self._row(pid, stat, threads, len(children))
+        return found
+
+    def alive(self) -> bool:
+        """Whether any of it still runs."""
+        for pid in self._known():
+            try:
+                if not Stat(pid).ended:
+                    return True
+            except LookupError:
+                continue
+        return False
+
+    def _known(self) -> dict[int, None]:
+        return dict.fromkeys((*self._roots, *self._images))
+
+    def _row(self, pid: int, stat: Stat, threads: list[str], children: int) -> list[Number]:
+        used = cpu_ns(pid)
+        cpu: list[Number] = [stat.used_ns if used is None else used, stat.waited_ns]
+        if stat.ended:  # until its parent waits for it, its CPU time is nowhere else
+            return [*cpu, *[None] * (len(COLUMNS["process"]) - len(cpu))]
+        traffic = numbers(read(f"/proc/{pid}/io"), ("rchar", "wchar", "read_bytes", "write_bytes"), ":")
+        switches = self._switches.setdefault(pid, Switches()).read(pid, threads)
+        return [
+            *cpu, stat.rss_bytes, stat.threads, children, *traffic, *switches, stat.minor_faults, stat.major_faults
+        ]  # fmt: skip
+
+    def _notice(self, pid: int, stat: Stat) -> bool:
+        """Writes down a new process, or that one has become another program; says whether there was such news."""
+        before = self._images.get(pid)
+        if before in (stat.image, (stat.started, 0)):
+            self._images[pid] = stat.image
+            return False
+        same = before is not None and before[0] == stat.started
+        if not same:
+            self._forget(pid)
+        self._images[pid] = stat.image
+        self._unread |= {pid} & {*self._roots}
+        self._log.write({"seen": pid, "parent": stat.parent, "name": stat.name, "exec": same})
+        return True
+
+    def _read_environment(self, pid: int) -> None:
+        """Writes down what the environment of a root says of the GPUs that it may use. It is empty for a moment in an
+        exec, and for good where it is not ours to read."""
+        text = read(f"/proc/{pid}/environ") if pid in self._unread else ""
+        if not text:
+            return
+        self._unread.discard(pid)
+        words = (word.partition("=") for word in text.split("\0"))
+        found = {name: value for name, _, value in words if name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")}
+        self._log.write({"environment": found})
+
+    def _forget(self, pid: int) -> None:
+        self._images.pop(pid, None)
+        self._switches.pop(pid, None)

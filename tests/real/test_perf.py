@@ -1,0 +1,182 @@
+"""perf for real: what it counts is what the kernel says, what it samples is what the program does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli import Result, command, environment, profrun, script, write_plan
+
+from orchestrator import tables
+
+pytestmark = pytest.mark.tool("perf")
+
+TWO_C = Path(__file__).resolve().parents[1] / "golden" / "perf" / "two.c"
+PYTHON = (sys.executable, "-I", "-S")
+
+WORK = """
+import json, os, resource, sys, time
+def work():
+    memory = bytearray(24 << 20)
+    end = time.process_time() + 0.3
+    while time.process_time() < end:
+        sum(range(1000))
+    for _ in range(150):
+        time.sleep(0.0005)
+pid = os.fork()
+work()
+if pid == 0:
+    os._exit(0)
+os.waitpid(pid, 0)
+both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+truth = {
+    "cpu_s": sum(u.ru_utime + u.ru_stime for u in both),
+    "faults": sum(u.ru_minflt + u.ru_majflt for u in both),
+    "switches": sum(u.ru_nvcsw + u.ru_nivcsw for u in both),
+}
+json.dump(truth, open(sys.argv[1], "w"))
+"""
+SPIN = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end: sum(range(1000))\n"
+
+
+def counters(result: Result) -> dict[str, dict[str, Any]]:
+    frame = tables.read(result.folder / "tables" / "counters.parquet")
+    return {row["event"]: row for row in frame.to_dict("records")}
+
+
+def functions(result: Result) -> Any:
+    return tables.read(result.folder / "tables" / "functions.parquet")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """Counters and samples of a program that spends twice as long in `two` as in `one`."""
+    compiler, folder = shutil.which("cc"), tmp_path_factory.mktemp("two")
+    if compiler is None:
+        pytest.skip("no C compiler on this machine")
+    subprocess.run([compiler, "-O1", TWO_C, "-o", folder / "two", "-lpthread"], check=True)
+    plan = write_plan(folder, "{use: perf, mode: record, rate: 499}", "{use: perf}", target="{ok_exit_codes: [7]}")
+    return profrun(plan, "--", folder / "two", "40000000", "x", cwd=folder)
+
+
+# ---------------------------------------------------------------- counters
+
+
+def test_counters_are_what_the_kernel_says_of_a_target_and_its_child(tmp_path: Path) -> None:
+    truth_file = tmp_path / "truth.json"
+    plan = write_plan(tmp_path, "together: [{use: perf}, {use: perf, mode: record, time_cap: 200ms}]")
+    result = profrun(plan, "--", *PYTHON, "-c", WORK, truth_file, cwd=tmp_path)
+    counted, sampled = result.summary["captures"]
+    assert result.code == 0 and counted["status"] == "ok", result.stderr
+    found, truth = counters(result), json.loads(truth_file.read_text())
+    assert found["task-clock"]["value"] / 1e3 == pytest.approx(truth["cpu_s"], rel=0.1)
+    assert found["page-faults"]["value"] == pytest.approx(truth["faults"], rel=0.05, abs=300)
+    assert found["context-switches"]["value"] == pytest.approx(truth["switches"], rel=0.1, abs=20)
+    assert truth["switches"] >= 300, "each of the two has slept 150 times"
+    (run,) = result.summary["passes"]
+    utilized = result.summary["metrics"]["cpus_utilized"]["value"]
+    assert utilized == pytest.approx(found["task-clock"]["value"] / 1e3 / run["wall_s"], rel=0.05)
+    known, notes = found["cycles"]["value"], " ".join(counted["notes"])
+    assert (known and known > 0) or "can't count cycles" in notes, "unknown, with a word, where nothing counts it"
+    assert sampled["status"] == "degraded" and "size or time limit" in sampled["reason"], "a cap ends a recording"
+
+
+def test_a_killed_target_keeps_its_signal_and_its_data(tmp_path: Path) -> None:
+    program = f"import os\n{SPIN.format(seconds=0.4)}\nos.kill(os.getpid(), 9)"
+    plan = write_plan(tmp_path, "together: [{use: perf}, {use: perf, mode: record}]")
+    result = profrun(plan, "--", *PYTHON, "-c", program, cwd=tmp_path)
+    assert result.code == 137 and result.summary["outcome"]["target_signal"] == 9
+    assert [capture["status"] for capture in result.summary["captures"]] == ["ok", "ok"], "and they share a run"
+    assert counters(result)["task-clock"]["value"] > 100
+    assert functions(result)["self_samples"].sum() > 10
+
+
+def test_a_window_counts_its_own_time_only(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, "{use: perf, events: [task-clock]}", window="{after: 300ms, for: 500ms}")
+    result = profrun(plan, "--", *PYTHON, "-c", SPIN.format(seconds=1.4), cwd=tmp_path)
+    assert result.statuses() == {"perf": "ok"}, result.stderr
+    assert 150 < counters(result)["task-clock"]["value"] < 900
+
+
+# ---------------------------------------------------------------- samples
+
+
+def test_shares_stacks_threads_and_children_are_the_programs(recorded: Result) -> None:
+    assert recorded.code == 0 and recorded.statuses() == {"perf": "ok"}, recorded.stderr
+    assert recorded.summary["outcome"]["target_exit_code"] == 7
+    frame = functions(recorded)
+    mine = frame[frame["file"] == str(recorded.cwd / "two")]
+    shares = mine.groupby("function")["self_pct"].sum()
+    assert shares["two"] / shares["one"] == pytest.approx(2, rel=0.3)
+    assert mine["pid"].nunique() == 2, "a forked child"
+    assert len(mine[mine["function"] == "thread"]) == 1, "and a thread, whose stack begins there"
+    assert mine.groupby("function")["total_pct"].sum()["work"] == pytest.approx(100, abs=5)
+    assert set(frame["kind"]) == {"cpu"}
+
+
+def test_samples_and_counters_agree(recorded: Result) -> None:
+    stacks = tables.read(recorded.folder / "tables" / "stacks.parquet")
+    sampled, counted = stacks["weight_ns"].sum() / 1e6, counters(recorded)["task-clock"]["value"]
+    assert sampled == pytest.approx(counted, rel=0.15)
+    first, _ = recorded.summary["captures"]
+    assert any(note.startswith(f"{stacks['samples'].sum():,} samples at 499 Hz") for note in first["notes"])
+
+
+def test_a_rebuild_needs_no_perf(recorded: Result) -> None:
+    files = [recorded.folder / "tables" / f"{name}.parquet" for name in ("stacks", "functions", "counters")]
+    before = [tables.read(path) for path in files]
+    for path in [*files, *recorded.folder.glob("raw/*/perf.data")]:
+        path.unlink()
+    broken = script(recorded.cwd / "perf", "#!/bin/sh\nexit 1\n").parent
+    again = profrun("report", recorded.folder, cwd=recorded.cwd, env=environment(PATH=f"{broken}:/usr/bin:/bin"))
+    assert again.code == 0, again.stderr
+    assert all(old.equals(tables.read(path)) for old, path in zip(before, files, strict=True))
+
+
+# ---------------------------------------------------------------- running processes
+
+
+def test_a_running_process_is_looked_at_and_left_alone(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, "together: [{use: perf}, {use: perf, mode: record, call_graph: fp}]")
+    with subprocess.Popen([*PYTHON, "-c", SPIN.format(seconds=30)]) as target:
+        result = profrun(plan, "--pid", str(target.pid), "--duration", "900ms", cwd=tmp_path)
+        assert result.code == 0 and result.statuses() == {"perf": "ok"}, result.stderr
+        assert target.poll() is None
+        target.kill()
+    assert 200 < counters(result)["task-clock"]["value"] < 1500
+    assert functions(result)["self_samples"].sum() > 10
+
+
+def test_an_idle_process_is_empty_not_zero(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, "together: [{use: perf}, {use: perf, mode: record}]")
+    with subprocess.Popen(["sleep", "20"]) as target:
+        result = profrun(plan, "--pid", str(target.pid), "--duration", "600ms", cwd=tmp_path)
+        target.kill()
+    assert result.code == 0, result.stderr
+    assert [capture["status"] for capture in result.summary["captures"]] == ["empty", "empty"]
+    assert not list((result.folder / "tables").glob("*.parquet"))
+
+
+def test_ctrl_c_keeps_what_was_counted(tmp_path: Path) -> None:
+    words = command(
+        write_plan(tmp_path, "{use: perf}"), "--", *PYTHON, "-c", f"open('here', 'w')\n{SPIN.format(seconds=30)}"
+    )
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as running:
+        until = time.monotonic() + 20
+        while not (tmp_path / "here").exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        time.sleep(0.5)
+        running.send_signal(signal.SIGINT)
+        out, _ = running.communicate(timeout=30)
+    result = Result(running.returncode, out, "", tmp_path)
+    assert result.code == 130
+    assert counters(result)["task-clock"]["value"] > 50
