@@ -29,10 +29,11 @@ Options of a run (all of them: profrun run --help):
   --into RUN        add to an existing report           --keep-going       also after a bare run that failed
   --json            summary on stdout                   --strict           warnings are failures
   -q, --quiet       verdict and report's path only      -v, --verbose      the command's output in every pass
+  --verify-repeatable   run the bare program twice; name the first training step that differs
 
 Everything after the first -- reaches the command as it stands. Results go to stdout, progress to stderr.
 Exit status: the command's own; 2 a mistake in plan or usage, 3 nothing can run here, 4 a required collector gave
-nothing, 5 the environment, 124 a time-out, 130/143 interrupted, 70 a bug in profrun.
+nothing, 5 the environment, 6 not repeatable, 124 a time-out, 130/143 interrupted, 70 a bug in profrun.
 """
 
 

@@ -39,23 +39,25 @@ class Inside:
     def fileno(self) -> int:
         return self._bell
 
-    def calls(self) -> Iterator[tuple[str, int]]:
-        """(what is asked for, by which process) of those that have rung since the last look."""
+    def calls(self) -> Iterator[tuple[str, int, str]]:
+        """(what is asked for, by which process, by which of its rings) of those that have rung since the last look."""
         with contextlib.suppress(BlockingIOError):
             while text := os.read(self._bell, 1 << 16):
                 self._rest += text
         *lines, self._rest = self._rest.split(b"\n")
         for line in lines:
-            word, _, pid = line.decode("utf-8", "replace").partition(" ")
-            if pid.isdigit():
-                yield word, int(pid)
+            words = line.decode("utf-8", "replace").split(" ")
+            if len(words) == 3 and words[1].isdigit() and words[2].isdigit():
+                yield words[0], int(words[1]), words[2]
 
-    def answer(self, pid: int) -> None:
+    def answer(self, pid: int, ring: str) -> None:
         """Lets a process that has rung go on."""
         with contextlib.suppress(OSError):  # it has ended, or has waited long enough
-            fd = os.open(self._path.with_name(f"{pid}.reply"), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.write(fd, b"\n")
-            os.close(fd)
+            fd = os.open(self._path.with_name(f"{pid}.{ring}.reply"), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                os.write(fd, b"\n")
+            finally:
+                os.close(fd)
 
     def close(self) -> None:
         """Nobody is answered any more. What is left besides the processes' own files is removed."""

@@ -59,7 +59,7 @@ AGENTS_S = 1.0
 OUT_OF_OURS_S = 0.02
 """A target that has just told us that its window is over gets that long to leave our part of it."""
 LET_GO_S = 15.0
-"""How long the target waits at the end of a window in steps for the tools to let go of it."""
+"""At the end of a window in steps: how long the target waits for the tools to let go of it, and a rank for others."""
 BY_ITSELF_S = 1.0
 """How long a tool that ends with its target gets to do so before it is asked to."""
 
@@ -221,6 +221,9 @@ class LivePass:
         self._relays: list[Relay] = []
         self.window_opened = False
         self._window_closed = False
+        self._in_window: set[int] = set()
+        """The processes that have begun the window's steps and have not told that they are done with them."""
+        self._first_done: float | None = None
         self.pythons: list[SeenPython] = []
         self._seen: set[tuple[int, ...]] = set()
         self.inside = Inside(self.dir / "python", self._settings()) if self._injects() else None
@@ -547,7 +550,9 @@ class LivePass:
 
     def _answer_bell(self) -> None:
         """What profrun's part in the target's Python asks for; the process waits until it is done."""
-        for word, pid in self.inside.calls() if self.inside else ():
+        for word, pid, ring in self.inside.calls() if self.inside else ():
+            if word == "open":
+                self._in_window.add(pid)
             if word == "python":  # it waits in its start-up: the tools that want to be there from the start attach now
                 self._attach_to_pythons()
                 self._await_new()
@@ -557,10 +562,11 @@ class LivePass:
                 self._await_new()
             elif word == "close" and not self._window_closed:
                 self._close_steps()
-            elif word == "done" and self.planned.window and self.planned.window.then == "stop":
-                self._close_window("stop")
+            elif word == "done":
+                self._in_window.discard(pid)
+                self._first_done = self._first_done or time.monotonic()
             if self.inside:
-                self.inside.answer(pid)
+                self.inside.answer(pid, ring)
 
     def _await_new(self) -> None:
         """Until the tools that were started just now have attached."""
@@ -577,14 +583,28 @@ class LivePass:
         aides = [aide for member in self.members for aide in member.aides if aide.beside.when == "window"]
         while time.monotonic() < deadline and not self.interrupted() and not all(a.helper.ended() for a in aides):
             time.sleep(0.005)
+        if not self.interrupted() and not all(aide.helper.ended() for aide in aides):
+            self.notes.append(f"tools had not let go {LET_GO_S:g} s after the window; the target went on under them")
 
     def _aide_pids(self) -> set[int]:
         return {aide.helper.pid for member in self.members for aide in member.aides}
 
+    def _stop_when_done(self) -> None:
+        """Ends the target, where the plan says so, when all processes have done the window's steps: one rank may still
+        save its own while another has gone on."""
+        window, since = self.planned.window, self._first_done
+        if window is None or window.then != "stop" or since is None or self.ended_by == "window":
+            return
+        if not any(map(process.alive, self._in_window)) or time.monotonic() - since > LET_GO_S:
+            self._close_window("stop")
+
     def _turn_window(self) -> None:
         """Opens and closes the plan's window for the tools that follow it."""
         window, elapsed_s = self.planned.window, self._elapsed_s()
-        if window is None or window.steps is not None:
+        if window is None:
+            return
+        if window.steps is not None:
+            self._stop_when_done()
             return
         if not self.window_opened and elapsed_s >= window.after_s:
             self._note_window()

@@ -92,7 +92,7 @@ class WindowPlan(_Part):
                 "a window needs `steps`, `after` or `for`, such as {skip: 5, steps: 20} or {after: 60s, for: 20s}"
             )
         if self.then == "stop" and self.for_ is None and self.steps is None:
-            raise ValueError("`then: stop` needs `for`: without it the window ends with the target")
+            raise ValueError("`then: stop` needs `steps` or `for`: without them the window ends with the target")
         return self
 
 

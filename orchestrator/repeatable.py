@@ -21,23 +21,25 @@ class Verdict:
     step: int | None = None
 
 
-def compare(tables: Sequence[Table]) -> Verdict:
+def compare(tables: Sequence[Table], stopped: bool = False) -> Verdict:
     """Compares the `steps` of the runs, one table a process, each with its like in the other run: the same rank, or
-    the same place in the order in which they started. Values must be equal to the last bit."""
+    the same place in the order in which they started. Values must be equal to the last bit.
+
+    stopped: profrun ended both runs at the plan's window; how many steps they still made after it is chance."""
     seen: Counter[Any] = Counter()
     alike: dict[Any, list[Table]] = {}
     for table in tables:
         rank, run = (table.columns.get(name, [None])[0] for name in ("rank", "capture"))
         alike.setdefault((rank, seen[rank, run]), []).append(table)
         seen[rank, run] += 1
-    verdicts = [_of_process(rank, runs) for (rank, _), runs in alike.items()]
+    verdicts = [_of_process(rank, runs, stopped) for (rank, _), runs in alike.items()]
     unequal = [v for v in verdicts if v.equal is False]
     if unequal:
         return min(unequal, key=lambda v: v.step if v.step is not None else 0)
     return next((v for v in verdicts if v.equal is None), verdicts[0] if verdicts else Verdict(None, NO_STEPS))
 
 
-def _of_process(rank: Any, runs: Sequence[Table]) -> Verdict:
+def _of_process(rank: Any, runs: Sequence[Table], stopped: bool) -> Verdict:
     who = f"rank {rank}: " if rank is not None else ""
     if len(runs) < 2:
         return Verdict(None, f"{who}steps were seen in one run only")
@@ -46,12 +48,12 @@ def _of_process(rank: Any, runs: Sequence[Table]) -> Verdict:
         different = _difference(a, b)
         if different:
             return Verdict(False, f"{who}the runs differ from step {step} on: {different}", step)
-    if len(one) != len(other):
-        least = min(len(one), len(other))
+    least = min(len(one), len(other))
+    if len(one) != len(other) and not stopped:
         return Verdict(False, f"{who}one run made {len(one)} steps, the other {len(other)}", least)
     if not any(digest is not None for _, digest in _rows(one)):
         return Verdict(None, f"{who}{NO_STEPS}")
-    return Verdict(True, f"{who}{len(one)} steps with equal losses and parameters in both runs")
+    return Verdict(True, f"{who}{least} steps with equal losses and parameters in both runs")
 
 
 def _rows(table: Table) -> list[tuple[float | None, str | None]]:

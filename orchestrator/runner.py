@@ -144,6 +144,11 @@ def _run(state: State) -> None:
 def resolve_plan(state: State) -> None:
     """Which program, which passes."""
     request = state.request
+    if request.verify_repeatable and (request.into or request.pids):
+        other = "--into" if request.into else "--pid"
+        raise UsageError(
+            f"--verify-repeatable does not go with {other}", "it starts the program twice, for a report of its own", ""
+        )
     if request.verify_repeatable:
         state.request = request = replace(request, plan=_twice_bare(request.plan))
     first = _next_index(state) if request.into else 1
@@ -359,7 +364,8 @@ def read_raw(path: Path) -> dict[str, Any]:
 
 
 def _repeatable(raw: dict[str, Any], result: Normalised) -> Verdict | None:
-    return compare(result.parts.get("steps", ())) if raw.get("verify_repeatable") else None
+    stopped = all(p.run is not None and p.run.ended_by == "window" for p in result.passes)
+    return compare(result.parts.get("steps", ()), stopped) if raw.get("verify_repeatable") else None
 
 
 def _outcome(

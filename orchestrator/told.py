@@ -91,7 +91,9 @@ def _steps_table(process: injected.Signed) -> tuple[Table, list[str]]:
         "loss": told.loss,
         "digest": told.digest,
     }
-    return Table("steps", columns, clock="epoch", clock_error_ns=100_000), _course(told.kind, count, warm, out, causes)
+    return Table("steps", columns, clock="epoch", clock_error_ns=100_000), _course(
+        told.kind, told.profiled, warm, out, causes
+    )
 
 
 def _ranks(ranks: Sequence[int]) -> list[str]:
@@ -108,8 +110,12 @@ def _warmup(usual: Sequence[float | None], profiled: Sequence[bool]) -> int | No
     return None if warm is None else places[warm]
 
 
-def _course(kind: str, count: int, warm: int | None, out: steps.Stalls, causes: Mapping[int, str]) -> list[str]:
-    what = f"{count} {'training' if kind == 'train' else 'inference'} steps"
+def _course(
+    kind: str, profiled: Sequence[bool], warm: int | None, out: steps.Stalls, causes: Mapping[int, str]
+) -> list[str]:
+    what = f"{len(profiled)} {'training' if kind == 'train' else 'inference'} steps"
+    if all(profiled):
+        return [f"{what}, each of them looked at closely: no average is made of them"]
     if warm is None:
         return [f"{what}, too few or too uneven to tell a warm-up from the rest: no average is made of them"]
     notes = [f"{what}, the first {warm} of them warm-up" if warm else f"{what}, steady from the first"]
@@ -203,9 +209,10 @@ def _started(
         end = process.first("end") or {}
         yield {
             "pid": process.pid,
-            "argv": process.start.get("argv"),
+            "argv": process.start.get("program"),
             "environ": process.start.get("environ"),
             "seeds": end.get("seeds"),
+            "ended": bool(end),
             "in_force": True,
             "why_not": None,
         }
@@ -218,6 +225,7 @@ def _started(
                 "argv": list(python.argv),
                 "environ": environ,
                 "seeds": None,
+                "ended": False,
                 "in_force": False,
                 "why_not": _why_not(python),
             }

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ("HolisticTraceAnalysis==0.5.0", "plotly>=5.11", "narwhals")
-"""With the two of its dependencies that this environment lacks."""
+PACKAGES = ("HolisticTraceAnalysis==0.5.0", "plotly>=5.11", "narwhals", "psutil")
+"""With those of its dependencies that it imports and this environment lacks."""
 FOLDER = Path(sys.prefix) / "hta-0.5.0"
 
 PROGRAM = """

@@ -54,9 +54,9 @@ def inject(
 
     def answer() -> None:
         while not over.wait(0.005):
-            for word, pid in inside.calls():
+            for word, pid, ring in inside.calls():
                 rung.append(word)
-                inside.answer(pid)
+                inside.answer(pid, ring)
 
     thread = threading.Thread(target=answer)
     thread.start()

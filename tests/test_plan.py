@@ -263,7 +263,7 @@ def test_a_plan_without_what_it_needs(write: Any, text: str, problem: str) -> No
         ),
         (
             "window: {after: 1s, then: stop}",
-            "window: `then: stop` needs `for`: without it the window ends with the target",
+            "window: `then: stop` needs `steps` or `for`: without them the window ends with the target",
         ),
         (
             "window: {skp: 5, steps: 1}",

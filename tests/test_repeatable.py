@@ -51,6 +51,12 @@ def test_one_run_is_shorter() -> None:
     assert "one run made 3 steps, the other 2" in found.reason
 
 
+def test_runs_that_were_stopped_after_their_window_are_compared_as_far_as_both_went() -> None:
+    found = compare([steps(1), steps(2, LOSSES[:2], "ab")], stopped=True)
+    assert found.equal is True and "2 steps with equal losses" in found.reason
+    assert compare([steps(1), steps(2, LOSSES[:2], "ax")], stopped=True).step == 1
+
+
 def test_no_steps_can_t_be_told() -> None:
     assert (compare([]).equal, compare([]).reason) == (None, NO_STEPS)
 

@@ -116,9 +116,9 @@ class Torch(Collector):
         if not found:
             return Parsed(status="empty", reason=_why_none(recorded))
         contents = _telling([(one, *one.tables()) for one in found])
-        tables = tuple(table for _, tables, _ in contents for table in tables)
-        notes = tuple(dict.fromkeys(note for _, _, notes in contents for note in notes))
-        cut = sorted({one.cut for one, _, _ in contents if one.cut})
+        tables = tuple(table for _, tables, _, _ in contents for table in tables)
+        notes = tuple(dict.fromkeys(note for _, _, notes, _ in contents for note in notes))
+        cut = sorted({one.cut or _NO_END for one, _, _, truncated in contents if one.cut or truncated})
         lost = [*([f"truncated: {'; '.join(cut)}"] if cut else []), *_missing(recorded)]
         return Parsed(tables, (*_ranks(recorded), *notes), "degraded" if lost else None, "; ".join(lost) or None)
 
@@ -154,25 +154,27 @@ class _Recording:
     def cut(self) -> str | None:
         return self.facts.get("cut")
 
-    def tables(self) -> tuple[list[Table], list[str]]:
-        """The tables of this process, and what is to be said of it."""
+    def tables(self) -> tuple[list[Table], list[str], bool]:
+        """The tables of this process, what is to be said of it, and whether the trace's end is missing."""
         from orchestrator.formats import kineto
 
         if self.trace is None:
-            return [], []
+            return [], [], False
         content, rank, pid = kineto.read(self.trace), self.rank, self.facts.get("pid")
         tables = [table for table in content.tables if table.name != "torch_ops" or self.averages is None]
         if self.averages is not None:
             tables.append(kineto.averages(self.averages, rank, pid))
         size, start_s, save_s = (self.facts.get(name) or 0 for name in ("bytes", "start_s", "save_s"))
         who = f"rank {rank}: " if rank is not None else ""
-        said = f"{who}a trace of {show_bytes(size)}, {'truncated' if self.cut else 'not truncated'}"
+        whole = "truncated" if self.cut or content.truncated else "not truncated"
+        said = f"{who}a trace of {show_bytes(size)}, {whole}"
         cost = f"to start and to save it took {start_s + save_s:.1f} s of the run, between steps"
         time = () if self.facts.get("by_steps") else (_BY_TIME,)
-        return tables, [*content.notes, f"{said}; {cost}", *time]
+        return tables, [*content.notes, f"{said}; {cost}", *time], content.truncated
 
 
-_Content = tuple[_Recording, "list[Table]", list[str]]
+_Content = tuple[_Recording, "list[Table]", list[str], bool]
+_NO_END = "the end of the trace is missing"
 
 
 def _telling(contents: Sequence[_Content]) -> Sequence[_Content]:

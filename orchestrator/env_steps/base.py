@@ -60,5 +60,6 @@ class Step(BaseModel):
         """What of `child` a Python process of the target really ran with, and why that is not what was asked.
 
         `started` is what is known of that process: environ (as it started; None inside: not set; None: unknown), argv,
-        in_force (is what profrun adds to a Python active there?), why_not, seeds (`Seeds.read_back`, or None)."""
+        in_force (is what profrun adds to a Python active there?), why_not, seeds (`Seeds.read_back`, or None),
+        ended (has it come to Python's own end, at which that is read?)."""
         return {}, None

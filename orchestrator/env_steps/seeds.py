@@ -72,6 +72,8 @@ class Seeds(Step):
 
     def seen(self, started: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
         """As the base class has it. A seed of the target's own, set over ours, is its right and no deviation."""
+        if started.get("ended") and started.get("seeds") is None:
+            started = {**started, "in_force": False, "why_not": "profrun's part could not start them in this Python"}
         inside = (started.get("in_force") and started.get("seeds")) or {}
         environ = started.get("environ")
         variables = {name: (environ or {}).get(name) for name in self._variables()}

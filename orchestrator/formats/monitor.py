@@ -285,6 +285,8 @@ class _Reading:
             yield f"{len(self._reading_ns)} readings, asked for every {1000 * self._interval_s:g} ms, {each}"
         yield from self._tree.notes()
         yield from self._gpus.notes()
+        if self._gpus_read() > 1 and "gpu_util_pct" in metrics:
+            yield f"the figures of the GPUs are over all {self._gpus_read()}, also those that the program leaves idle"
         if self._gpus_read() and self._unseen():
             yield "GPU memory is in use by processes that the driver does not show here, as it is in a container"
         yield from _not_offered(never)

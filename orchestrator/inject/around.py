@@ -39,6 +39,7 @@ def learn(opmap: dict[str, int]) -> None:
             CALLS.add(opmap[name] << 1 | 1)
     if "LOAD_METHOD" in opmap and not BIT:
         CALLS.add(opmap["LOAD_METHOD"] << 1)
+    pending.watch(_Call.__del__)
 
 
 def _at(frame: Any) -> int:

@@ -13,19 +13,22 @@ WAIT_S = 20.0
 _folder: str | None = None
 
 
+_rings = 0
+
+
 def hang_in(folder: str) -> None:
     global _folder
     _folder = folder
 
 
-def tell(word: str) -> bool:
+def tell(word: str, ring: int = 0) -> bool:
     """Tells profrun and does not wait. False when nobody is there to be told."""
     try:
         bell = os.open(f"{_folder}/bell", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:  # no reader: the pass is over
         return False
     try:
-        os.write(bell, f"{word} {os.getpid()}\n".encode())
+        os.write(bell, f"{word} {os.getpid()} {ring}\n".encode())
         return True
     except OSError:
         return False
@@ -35,13 +38,15 @@ def tell(word: str) -> bool:
 
 def ring(word: str, wait_s: float = WAIT_S) -> bool:
     """Tells profrun and waits for its answer. False when nobody is there to answer, or it took too long."""
-    reply = f"{_folder}/{os.getpid()}.reply"
+    global _rings
+    _rings += 1
+    reply = f"{_folder}/{os.getpid()}.{_rings}.reply"  # an answer that comes too late is none to the next ring
     answer = -1
     try:
         _remove(reply)  # of a process that had this number before
         os.mkfifo(reply, 0o600)
         answer = os.open(reply, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        return tell(word) and wait_until_tools_are_ready(answer, wait_s)
+        return tell(word, _rings) and wait_until_tools_are_ready(answer, wait_s)
     except OSError:
         return False
     finally:

@@ -38,8 +38,11 @@ def start() -> None:
     diary.open_in(folder)
     bell.hang_in(folder)
     _sign_in()
-    _allow_tracing()
-    _start_parts()
+    for part in (_allow_tracing, _start_parts):
+        try:
+            part()
+        except Exception as error:  # a Python without ctypes, say: the rest is still in force
+            diary.trouble(part, error)
     os.register_at_fork(after_in_child=_forked)
     atexit.register(_end)  # the first to be registered is the last to run: after all of the program's own
     if settings.get("hold") and _HELD not in os.environ:
@@ -78,11 +81,30 @@ def _sign_in() -> None:
         ppid=os.getppid(),
         host=os.uname().nodename,
         rank=rank(),
-        argv=_command_line(),
+        program=_program(_command_line()),
         executable=sys.executable,
         python=sys.version.split()[0],
         environ=_started_with(),
     )
+
+
+def _program(words: list[str] | None) -> list[str] | None:
+    """The interpreter with its options and the script or module. What comes after may hold secrets, as may `-c`."""
+    if words is None:
+        return None
+    program, rest = words[:1], iter(words[1:])
+    for word in rest:
+        options = word[1:] if word.startswith("-") and not word.startswith("--") else ""
+        if "c" in options and options[:1] not in ("W", "X"):
+            return [*program, "-c"]
+        program.append(word)
+        if options in ("W", "X"):
+            program.append(next(rest, ""))
+        elif options.endswith("m"):
+            return [*program, next(rest, "")]
+        elif not word.startswith("-"):
+            break
+    return program
 
 
 def _command_line() -> list[str] | None:
@@ -141,9 +163,10 @@ def _forked() -> None:
     """In the child of a fork: another process, with a diary of its own if it turns out to have steps."""
     try:
         diary.forget()
-        training = sys.modules.get(__package__ + ".training")
-        if training:
-            training.forked()
+        for name in (".training", ".ranges"):
+            part = sys.modules.get(__package__ + name)
+            if part:
+                part.forked()
     except Exception as error:
         diary.trouble("a fork", error)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import _thread
 import os
+import sys
 import time
 
 from . import diary
@@ -42,9 +43,32 @@ def fault(where: Any, error: BaseException) -> None:
     """Something was raised in our part where nothing may come out of it: our own fault is told in the report, what was
     meant for the program is raised there a moment later."""
     if is_the_programs(error):
-        _thread.start_new_thread(_raise_in, (_thread.get_ident(), error))
+        _raise_later(error)
     else:
         diary.trouble(where, error)
+
+
+_codes: set[Any] = set()
+
+
+def watch(finalizer: Any) -> None:
+    """What the handler of a signal raises before the first line of a `__del__` of ours, none of its `try` can catch:
+    Python would print it as ignored."""
+    if not _codes:
+        before = sys.unraisablehook
+
+        def hook(ignored: Any) -> None:
+            if getattr(ignored.object, "__code__", None) in _codes and ignored.exc_value is not None:
+                _raise_later(ignored.exc_value)
+            else:
+                before(ignored)
+
+        sys.unraisablehook = hook
+    _codes.add(finalizer.__code__)
+
+
+def _raise_later(error: BaseException) -> None:
+    _thread.start_new_thread(_raise_in, (_thread.get_ident(), error))
 
 
 def is_the_programs(error: BaseException) -> bool:

@@ -33,6 +33,7 @@ def calls_of(steps: Steps, phase: int) -> type[partial[Any]]:
             except BaseException as error:  # perhaps the program's own: the handler of a signal that came just now
                 pending.fault(self.func, error)
 
+    pending.watch(Call.__del__)
     return Call
 
 
@@ -76,6 +77,7 @@ class Loading(AroundSpecial):
                 steps.loading = False
                 super().__del__()
 
+        pending.watch(Call.__del__)
         self._call = Call
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:

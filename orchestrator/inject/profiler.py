@@ -43,6 +43,8 @@ class Profiler:
         self._ended = 0.0
         self._real_exit: Callable[[int], Any] | None = None
         self._handler: Callable[[int, Any], None] | None = None
+        self._late = 0
+        """A signal that came while the trace was written, and ends the program right after."""
 
     # ------------------------------------------------------------ by steps
 
@@ -73,7 +75,13 @@ class Profiler:
             self._stop()
             return
         ended, self._ended = self._steps.count >= self.first + self.count, time.perf_counter()
-        self._profile.step()  # after the last one it saves
+        if ended:
+            self._state = "saving"  # it does so after the last one
+        try:
+            self._profile.step()
+        finally:
+            if self._state == "saving":
+                self._state = "recording"
         if ended:
             self._stop()
 
@@ -189,6 +197,8 @@ class Profiler:
             self._steps.profiled -= 1
             self._unguard_ends()
             self._profile = None
+            if self._late:
+                os.kill(os.getpid(), self._late)
 
     def _stop_this(self, profile: Any) -> None:
         """By the time that this is called, another recording may be on."""
@@ -372,6 +382,9 @@ class Profiler:
         import signal
 
         if signal.getsignal(number) != self._handler:
+            return
+        if self._state == "saving":
+            self._late = number
             return
         try:
             self.finish("SIGTERM")

@@ -12,8 +12,8 @@ import struct
 import sys
 import time
 
-from . import diary, imports, nvtx
-from .around import Around, around_function
+from . import diary, imports, nvtx, pending
+from .around import Around, _Call, around_function
 from .gputimes import GpuTimes
 from .mapped import Mapped
 
@@ -43,6 +43,7 @@ _recorder: _Recorder | None = None
 def begin(names: Sequence[str], with_nvtx: bool) -> None:
     """Times the functions of these names as soon as they exist: `train.py:forward`, `model.Block.forward`."""
     global _recorder
+    pending.watch(_Call.__del__)
     _recorder = _Recorder(with_nvtx)
     wanted = [_Wanted(index, name, _recorder) for index, name in enumerate(names)]
     for one in wanted:
@@ -56,6 +57,12 @@ def finish() -> None:
     """What the GPU has done by now is still told."""
     if _recorder is not None:
         _recorder.gpu.collect()
+
+
+def forked() -> None:
+    """In the child of a fork: another thread of its parent's may have held the lock, and would never give it back."""
+    if _recorder is not None:
+        _recorder.begin_anew()
 
 
 def _look_into_main(wanted: list[_Wanted]) -> None:
@@ -135,11 +142,13 @@ class _Recorder:
         self._file: Mapped | None = None
         self._stem: str | None = None
         self._count = 0
-        self.gpu = GpuTimes()
-        self._lock = _thread.allocate_lock()
         self._with_nvtx = with_nvtx
         self._nvtx: nvtx.Ranges | None = None
         self._epoch_offset_ns = time.time_ns() - time.perf_counter_ns()
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        self.gpu, self._lock = GpuTimes(), _thread.allocate_lock()
 
     def enter(self, index: int, name: str) -> Callable[[], None]:
         """Begins a range; gives what ends it."""

@@ -13,6 +13,7 @@ import sys
 from _thread import get_ident
 from time import perf_counter_ns, process_time_ns, time_ns
 
+from . import diary
 from .mapped import Mapped
 
 TYPE_CHECKING = False
@@ -39,6 +40,8 @@ _SHORT_STEPS = 15
 """Of steps shorter than that, all but each 16th go without the CPU time: to ask for it takes some microseconds."""
 _ROOM = 1 << 16
 """Words for which there is room at a time: some thousand steps."""
+LIMIT = 1 << 24
+"""Words beyond these are not kept: 128 MiB, a million steps or more."""
 _OPTIMIZER = PHASES.index("optimizer")
 CLAIMS = (1, 2, 2, 3, 1, 1, 2)
 """How much each phase says for its thread being the one whose steps these are: an optimizer's step says most, the next
@@ -82,14 +85,29 @@ class Steps:
 
     def put(self, word: int) -> None:
         at = self._next
+        self._next = at + 1
         try:
             self._words[at] = word
         except (IndexError, TypeError):
             self._put_in_more(at, word)
-        self._next = at + 1
+
+    def put_both(self, word: int, more: int) -> None:
+        """Two words that belong together: what another thread, or the handler of a signal, puts does not part them."""
+        at = self._next
+        self._next = at + 2
+        try:
+            self._words[at : at + 2] = (word, more)
+        except (IndexError, TypeError, ValueError):
+            self._put_in_more(at, word)
+            self._put_in_more(at + 1, more)
 
     def _put_in_more(self, at: int, word: int) -> None:
         """Makes room. Where there is none, the log is lost from here on."""
+        if at >= LIMIT:
+            if at == LIMIT:
+                diary.write("note", text=f"the log of steps is full: what came after step {self.count} is not in it")
+            self._words = _Nowhere()
+            return
         self._file.place(at)
         words = self._file.words()
         if words is None:
@@ -154,8 +172,7 @@ class Steps:
         self._asked_ns = now
         if self.loss is not None or self.digest is not None:
             self._put_result()
-        self.put(now << CODE_BITS | STEP)
-        self.put(cpu << 1 | (self.profiled > 0))
+        self.put_both(now << CODE_BITS | STEP, cpu << 1 | (self.profiled > 0))
         self.count = count = self.count + 1
         if self.on_end is not None:
             self.on_end(count - 1)
@@ -168,28 +185,24 @@ class Steps:
             self.on_begin(count)
 
     def _start(self) -> None:
-        self.put(perf_counter_ns() << CODE_BITS | START)
-        self.put(process_time_ns() << 1)
+        self.put_both(perf_counter_ns() << CODE_BITS | START, process_time_ns() << 1)
 
     def _put_result(self) -> None:
         if self.loss is not None:
-            self.put(LOSS)
-            self.put(struct.unpack("<q", struct.pack("<d", self.loss))[0])
+            self.put_both(LOSS, struct.unpack("<q", struct.pack("<d", self.loss))[0])
         if self.digest is not None:
-            self.put(DIGEST)
-            self.put(struct.unpack("<q", struct.pack("<Q", self.digest))[0])
+            self.put_both(DIGEST, struct.unpack("<q", struct.pack("<Q", self.digest))[0])
         self.loss = self.digest = None
 
     def set_gpu_ns(self, step: int, duration_ns: int) -> None:
         """What the GPU's own clock says of a step that has ended some time ago."""
-        self.put(step << CODE_BITS | GPU)
-        self.put(duration_ns)
+        self.put_both(step << CODE_BITS | GPU, duration_ns)
 
 
 class _Nowhere:
     """Where words go that can't be kept."""
 
-    def __setitem__(self, _at: int, _word: int) -> None:
+    def __setitem__(self, _at: int | slice, _word: int | tuple[int, int]) -> None:
         pass
 
     def __len__(self) -> int:

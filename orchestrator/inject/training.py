@@ -15,7 +15,7 @@ from .steps import CLAIMS, CODE_BITS, INFERENCE, PHASES, TRAIN, Steps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from functools import partial
     from typing import Any
 
@@ -73,6 +73,8 @@ class Training:
         self.busy = 0
         """The phase of the module call that is going on."""
         self._in_step = self._due = False
+        self._fingerprinted: dict[int, Any] = {}
+        """The optimizers that have stepped, by their ids, where steps are fingerprinted."""
         self._scaled = False
         self._makes_steps: bool | None = None
         self.steps.begin_anew(self._file(), boot.rank())
@@ -150,8 +152,9 @@ class Training:
         after = self._before_module(module)
         if after is not None:
             self._roots.add(kind)
-            own = next(home.__dict__["__call__"] for home in kind.__mro__ if "__call__" in home.__dict__)
-            kind.__call__ = _Module(getattr(own, "method", own), self)  # type: ignore[assignment]
+            home = next(home for home in kind.__mro__ if "__call__" in home.__dict__)
+            own = home.__dict__["__call__"]
+            kind.__call__ = _Module(getattr(own, "method", own), self, home)  # type: ignore[assignment]
         return after
 
     def _before_module(self, _module: Any) -> After | None:
@@ -204,11 +207,13 @@ class Training:
             if not self._in_step or get_ident() != self.steps.owner:
                 return
             self._in_step, self._scaled = False, True
+            if self._digests:
+                self._fingerprinted[id(optimizer)] = optimizer
             if id(optimizer) != self.leader and not self._is_new_leader(id(optimizer)):
                 self.steps.end(OPTIMIZER)
                 return
             if self._digests:
-                self.steps.digest = _fingerprint(self.torch, optimizer)
+                self.steps.digest = _fingerprint(self.torch, self._fingerprinted.values())
             if self._waits_for_range:
                 self._due = True
             else:
@@ -312,9 +317,10 @@ class _Module(AroundSpecial):
     """Stands in for the `__call__` of modules that are called by the program itself. In the thread of the steps, where
     most calls are those of modules inside of others, it takes the short way."""
 
-    def __init__(self, method: Any, training: Training) -> None:
+    def __init__(self, method: Any, training: Training, home: Any = None) -> None:
+        """`home` is the class that the method comes from, where it is another one than this will stand in."""
         super().__init__(method, training._before_module)
-        self._training, self._steps = training, training.steps
+        self._training, self._steps, self._home = training, training.steps, home
 
         class Call(partial):  # type: ignore[type-arg]
             __slots__ = ()
@@ -325,10 +331,15 @@ class _Module(AroundSpecial):
                 except BaseException as error:
                     pending.fault(self.func, error)
 
+        pending.watch(Call.__del__)
         self._call = Call
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         training, steps = self._training, self._steps
+        if self._home is not None:
+            now = self._home.__dict__["__call__"]
+            if now is not self.method and getattr(now, "method", None) is not self.method:
+                return now.__get__(instance, owner)  # somebody else watches all modules, such as torch.fx for a trace
         if instance is None or get_ident() != steps.owner or steps.claim < CLAIMS[FORWARD]:
             return AroundSpecial.__get__(self, instance, owner)
         if training.busy or steps.loading:
@@ -349,12 +360,19 @@ def _number(loss: Any) -> float:
     return float(value.sum() if value.numel() != 1 else value)
 
 
-def _fingerprint(torch: Any, optimizer: Any) -> int:
-    """64 bits of the bits of all parameters and of their places: two sums of each, weighted by a number of its own."""
+_PART_BYTES = 4 << 20
+"""So much is looked at together: it takes 24 times as much memory, of which a GPU may have little left."""
+
+
+def _fingerprint(torch: Any, optimizers: Iterable[Any]) -> int:
+    """64 bits of the bits of all their parameters and of their places: two sums of each, weighted by a number of its
+    own."""
     total = 0
-    for group in optimizer.param_groups:
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         for parameter in group["params"]:
-            bits = parameter.detach().contiguous().reshape(-1).view(torch.uint8).to(torch.int64)
-            weights = torch.arange(1, bits.numel() + 1, device=bits.device, dtype=torch.int64) % 65521 + 1
-            total = (total * 1000003 + int((bits * weights).sum()) * 31 + int(bits.sum())) & 0xFFFFFFFFFFFFFFFF
+            whole = parameter.detach().contiguous().reshape(-1).view(torch.uint8)
+            for part in whole.split(_PART_BYTES):
+                bits = part.to(torch.int64)
+                weights = torch.arange(1, bits.numel() + 1, device=bits.device, dtype=torch.int64) % 65521 + 1
+                total = (total * 1000003 + int((bits * weights).sum()) * 31 + int(bits.sum())) & 0xFFFFFFFFFFFFFFFF
     return total

@@ -110,6 +110,8 @@ class Window:
                 action()
             except BaseException as error:
                 pending.fault(action, error)
+        if self._events:  # what that took is no step's time on the GPU either
+            self._last = self._events.mark(self._torch.cuda)
         self._set_alarm()
 
     def _plan_profiler(self, profiler: Profiler, first: int) -> None:

@@ -88,6 +88,9 @@ class Course:
 
     def told(self) -> Iterator[str]:
         """What a reader should know of it, in sentences."""
+        if bool(self.table["profiled"].all()):
+            yield f"{self.count:,} steps, each of them looked at closely: there is no average."
+            return
         if self.mean_ns is None:
             yield f"{self.count:,} steps, too few or too uneven to tell a warm-up from the rest: there is no average."
             return

@@ -64,7 +64,7 @@ def test_on_the_cpu_alone_it_shares_a_pass_with_nsys() -> None:
 
 def parsed(folder: Path, *facts: dict[str, Any]) -> Parsed:
     home = folder / "raw" / "p2-torch"
-    home.mkdir(parents=True)
+    home.mkdir(parents=True, exist_ok=True)
     artifacts = []
     for number, one in enumerate(facts):
         path = home / f"{number}.facts.json"
@@ -98,6 +98,19 @@ def test_a_program_without_steps_is_told_what_to_do(tmp_path: Path) -> None:
     assert reason is not None
     assert "no training or inference step was seen" in reason
     assert "{after: 60s, for: 5s}" in reason
+
+
+def test_a_trace_whose_end_is_missing_is_no_whole_one(tmp_path: Path) -> None:
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
+    whole = json.dumps({"schemaVersion": 1, "traceEvents": [event, event]})
+    for text, status in ((whole, None), (whole[:-20], "degraded")):
+        folder = tmp_path / str(status)
+        trace = folder / "raw" / "p2-torch" / "traces" / "0.trace.json"
+        trace.parent.mkdir(parents=True)
+        trace.write_text(text)
+        found = parsed(folder, {"recorded": True, "by_steps": True, "pid": 1, "bytes": len(text)})
+        assert found.status == status
+    assert found.reason == "truncated: the end of the trace is missing"
 
 
 def test_damaged_facts_are_named(tmp_path: Path) -> None:

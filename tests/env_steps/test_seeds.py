@@ -176,3 +176,10 @@ def test_a_python_that_loads_nothing_of_ours_is_not_said_to_be_seeded() -> None:
 def test_an_environment_that_nobody_could_read_is_unknown_and_not_wrong() -> None:
     found, why = step(seed=37).seen({**started(), "environ": None})
     assert (found["PYTHONHASHSEED"], why) == (None, None)
+
+
+def test_a_process_that_ended_without_a_word_of_seeds_had_none() -> None:
+    silent = {**started(), "seeds": None}
+    assert step(seed=37).seen({**silent, "ended": False})[1] is None  # it was killed: nobody knows
+    reason = step(seed=37).seen({**silent, "ended": True})[1]
+    assert reason == "seeds are not in force: profrun's part could not start them in this Python"

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
+from orchestrator.formats import injected
 from orchestrator.inject.gputimes import GpuTimes, may_be_asked
+from orchestrator.inject.steps import TRAIN, Steps
+from orchestrator.inject.window import Window
 
 
 class Cuda:
@@ -77,3 +83,32 @@ def test_a_gpu_that_does_not_answer_costs_no_endless_memory() -> None:
     for _ in range(10_500):
         times.between(began, began, lambda _ns: None)
     assert len(times._pending) == 10_000
+
+
+class Running(Cuda):
+    """A GPU that is always up to date. It stands still for 5 s where the window waits, which is between two steps."""
+
+    now_ms = 0.0
+
+    def synchronize(self) -> None:
+        self.now_ms += 5000.0
+
+    def Event(self, enable_timing: bool) -> Cuda.Made:
+        event = super().Event(enable_timing)
+        event.at_ms = self.now_ms
+        return event
+
+
+def test_the_time_for_which_a_window_opens_or_closes_is_no_step_s(tmp_path: Path) -> None:
+    cuda = Running()
+    torch = SimpleNamespace(cuda=cuda, version=SimpleNamespace(cuda="12.4", hip=None))
+    steps = Steps(str(tmp_path / "1.0.steps"), None)
+    steps.turn_to(TRAIN)
+    Window(torch, {"window": {"skip": 2, "steps": 1, "look": True}}, steps, False)
+    for _ in range(5):
+        cuda.now_ms += 3.0
+        steps.tick()
+    found = injected.read_steps(tmp_path / "1.0.steps")
+    assert found is not None
+    assert cuda.now_ms == 5 * 3.0 + 2 * 5000.0
+    assert found.gpu_ns == [None, *[3_000_000] * 4]

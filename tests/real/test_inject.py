@@ -198,6 +198,30 @@ def test_every_end_stays_as_it_was_and_saves_what_there_is(tmp_path: Path, how: 
     assert f"truncated: the program ended ({why})" in outcome.torch["reason"]
 
 
+SAVING = """
+import torch.profiler
+write = torch.profiler.profile.export_chrome_trace
+def written(*words):
+    signal.raise_signal(signal.SIGTERM)
+    return write(*words)
+torch.profiler.profile.export_chrome_trace = written
+"""
+
+
+@pytest.mark.parametrize("last", [4, 9])
+def test_a_signal_amid_the_writing_of_the_trace_ends_the_program_after_it(tmp_path: Path, last: int) -> None:
+    text = TRAIN.replace("import os, signal, sys, torch", "import os, signal, sys, torch" + SAVING)
+    plan = write_plan(tmp_path, "{use: torch}", **WINDOW)
+    result = profrun(plan, "--keep-going", "--", sys.executable, program(tmp_path, text), str(last), cwd=tmp_path)
+    outcome = Outcome(Seen(143, "", ""), result)
+    assert result.code == 143
+    (steps,) = outcome.traces().values()
+    inside = INSIDE[: last - 2]
+    assert steps[: len(inside)] == inside
+    assert outcome.torch["artifacts"]
+    assert list((result.folder / "raw").glob("*/*.facts.json"))
+
+
 def test_an_end_before_the_window_says_so(tmp_path: Path) -> None:
     outcome = run(tmp_path, sys.executable, program(tmp_path), "1")
     assert outcome.traces() == {}
@@ -364,6 +388,29 @@ def test_torch_compile_in_all_its_forms_compiles_the_same(tmp_path: Path) -> Non
     assert [line for line in injected if "Graph break in user code" in line or "Recompiling" in line] == breaks
     assert [line for line in injected if "Warning" in line] == [x for x in plain.stderr.splitlines() if "Warning" in x]
     assert numbers(outcome.steps()) == list(range(7))
+
+
+TRACED = """
+import torch, torch.fx
+body, head = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
+for step in range(5):
+    head(body(torch.ones(2, 4))).sum().backward()
+    optimizer.step()
+    if step in (1, 4):
+        print(torch.fx.symbolic_trace(torch.nn.Sequential(body, head)).graph)
+"""
+
+
+def test_who_watches_all_calls_of_modules_still_sees_them(tmp_path: Path) -> None:
+    """torch.fx makes its graphs, for quantisation and the like, of what `Module.__call__` tells it."""
+    target = program(tmp_path, TRACED)
+    plain = bare([sys.executable, target], tmp_path)
+    seen, left = inject([sys.executable, target], tmp_path, tmp_path / "profrun")
+    assert "call_module[target=0.0]" in plain.stdout
+    assert seen == plain
+    (steps,) = left.steps()
+    assert len(steps) == 5 and all(steps.phases["forward"])
 
 
 FORKS = """

@@ -77,3 +77,10 @@ def test_without_steps_it_can_t_be_told(tmp_path: Path) -> None:
     assert "can't be told" in result.stderr.splitlines()[-1]
     rebuilt(result)
     assert json.loads((result.folder / "summary.json").read_text())["outcome"] == outcome
+
+
+def test_it_is_a_run_of_its_own(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, "{use: timing}")
+    result = profrun(plan, "--verify-repeatable", "--pid", "1", cwd=tmp_path)
+    assert result.code == 2
+    assert "--verify-repeatable does not go with --pid" in result.stderr

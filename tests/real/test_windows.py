@@ -117,6 +117,27 @@ def test_torch_records_these_steps_and_a_run_that_is_stopped_counts_as_success(t
     assert "made" not in result.stderr
 
 
+RANKS = """
+import os, sys, time
+if "RANK" not in os.environ:
+    for rank in "01":
+        os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+        os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, *sys.argv])
+    os.wait(), os.wait()
+    sys.exit()
+""" + PROGRAM.replace("    inside()", f"    time.sleep(0.3 * int(os.environ['RANK']) * (step > {SKIP}))\n    inside()")
+
+
+def test_the_first_rank_that_is_done_does_not_end_the_others(tmp_path: Path) -> None:
+    window = f"{{skip: {SKIP}, steps: {STEPS}, then: stop}}"
+    result = run(tmp_path, TIMING, "{use: torch}", window=window, program=RANKS)
+    assert (result.code, result.statuses()["torch"]) == (0, "ok"), result.stderr
+    names = table(result, "ranges").groupby("rank").name
+    assert [sorted(n for n in of if n.startswith("ProfilerStep")) for _, of in names] == [
+        [f"ProfilerStep#{n}" for n in ASKED]
+    ] * 2
+
+
 def test_a_window_that_never_opens_says_how_far_the_program_got(tmp_path: Path) -> None:
     result = run(tmp_path, "{use: py-spy}", "{use: torch}", window="{skip: 100, steps: 2}")
     captures = result.captures()
