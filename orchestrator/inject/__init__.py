@@ -7,11 +7,14 @@ the `sitecustomize` in it loads this folder as the package `_profrun`, whose mod
     boot      reads the settings, signs in, hands over to the parts below
     around    something before and after a call, without a frame in between
     imports   something right after a module was imported
+    pending   something in the main thread; what a signal's handler raises amid our part
     diary     what the report will know of this process
     bell      asking profrun, and waiting until its tools are ready
-    steps     the steps and what each was spent on, in a file that survives any end
-    training  where torch tells of steps
-    profiler  torch.profiler on the window
+    training  where torch tells of steps; `compiled` keeps it out of torch.compile
+    phases    the methods whose calls are a phase of a step
+    steps     the log of steps, in a file that survives any end (`mapped`)
+    window    what happens at which step; `profiler` is torch.profiler there
+    gputimes  the GPU's own time between CUDA events; `nvtx` the ranges for nsys and ncu
     ranges    named functions as ranges
-    seeds     random numbers that repeat
+    seeds     random numbers that repeat; `listings` sorts directories
 """
