@@ -82,13 +82,15 @@ def _of_steps(passes: Sequence[PassRecord], inner: Mapping[str, told.Told]) -> d
     on one another."""
     bare = [(p.id, inner[p.id]) for p in passes if p.role == "bare"]
     means = [(id_, t.step_s) for id_, t in bare if t.step_s is not None]
-    counts = [(id_, float(t.count), float(t.warmup or 0)) for id_, t in bare if t.count]
+    counts = [(id_, float(t.count)) for id_, t in bare if t.count]
+    warmups = [(id_, float(t.warmup)) for id_, t in bare if t.warmup is not None]
     metrics = {}
     if means:
         metrics["step_s"] = stats.describe([s for _, s in means], "s", [id_ for id_, _ in means])
     if counts:
-        metrics["steps"] = stats.describe([n for _, n, _ in counts], "steps", [id_ for id_, _, _ in counts])
-        metrics["warmup_steps"] = stats.describe([w for _, _, w in counts], "steps", [id_ for id_, _, _ in counts])
+        metrics["steps"] = stats.describe([n for _, n in counts], "steps", [id_ for id_, _ in counts])
+    if warmups:
+        metrics["warmup_steps"] = stats.describe([n for _, n in warmups], "steps", [id_ for id_, _ in warmups])
     return metrics
 
 

@@ -30,6 +30,7 @@ class Told:
     """Mean of the steady steps of the first process that made any (rank 0, where there are ranks)."""
     count: int | None = None
     warmup: int | None = None
+    """How many of its steps came before the steady ones; None where that can't be told."""
 
 
 def of_pass(record: PassRecord, root: Path) -> Told:
@@ -52,7 +53,7 @@ def of_pass(record: PassRecord, root: Path) -> Told:
         started=started,
         step_s=statistics.fmean(steady) / 1e9 if steady else None,
         count=len(first) if first else None,
-        warmup=sum(map(bool, first.columns["warmup"])) if first else None,
+        warmup=_count_of(first.columns["warmup"]) if first else None,
     )
 
 
@@ -137,6 +138,12 @@ def _steady(table: Table) -> Iterator[tuple[int, int]]:
     ):
         if duration is not None and warm is False and not profiled:
             yield duration, number
+
+
+def _count_of(marks: Sequence[bool | None]) -> int | None:
+    """How many are marked; None where it is unknown of any."""
+    known = [mark for mark in marks if mark is not None]
+    return sum(known) if len(known) == len(marks) else None
 
 
 def _median(values: Iterable[float | None]) -> float | None:

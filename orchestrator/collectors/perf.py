@@ -395,11 +395,11 @@ def _gaps(counters: Sequence[perf.Counter]) -> Iterator[str]:
         names = ", ".join(counter.event for counter in counters if counter.unknown == why)
         if names:
             yield words.format(names)
-    shared = [c for c in counters if c.running_pct is not None and c.running_pct < 99.5]
+    shared = {c.event: c.running_pct for c in counters if c.running_pct is not None and c.running_pct < 99.5}
     if shared:
-        least = min(c.running_pct or 0.0 for c in shared)
+        least = min(shared.values())
         yield (
-            f"more events than counters: {', '.join(c.event for c in shared)} were counted for as little as "
+            f"more events than counters: {', '.join(shared)} were counted for as little as "
             f"{least:.0f} % of the time and scaled up; ask for fewer events at a time"
         )
 

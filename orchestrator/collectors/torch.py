@@ -164,11 +164,13 @@ class _Recording:
         tables = [table for table in content.tables if table.name != "torch_ops" or self.averages is None]
         if self.averages is not None:
             tables.append(kineto.averages(self.averages, rank, pid))
-        size, start_s, save_s = (self.facts.get(name) or 0 for name in ("bytes", "start_s", "save_s"))
+        size = self.trace.stat().st_size
+        spent_s = [self.facts[name] for name in ("start_s", "save_s") if self.facts.get(name) is not None]
         who = f"rank {rank}: " if rank is not None else ""
         whole = "truncated" if self.cut or content.truncated else "not truncated"
         said = f"{who}a trace of {show_bytes(size)}, {whole}"
-        cost = f"to start and to save it took {start_s + save_s:.1f} s of the run, between steps"
+        took = f"{sum(spent_s):.1f} s" if len(spent_s) == 2 else "an unknown time"
+        cost = f"to start and to save it took {took} of the run, between steps"
         time = () if self.facts.get("by_steps") else (_BY_TIME,)
         return tables, [*content.notes, f"{said}; {cost}", *time], content.truncated
 

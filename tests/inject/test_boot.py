@@ -39,7 +39,7 @@ def program(folder: Path, text: str, name: str = "program.py") -> Path:
 
 @pytest.mark.parametrize("path", sorted(INJECT.rglob("*.py")), ids=lambda path: path.name)
 def test_python_3_8_can_read_every_file(path: Path) -> None:
-    ast.parse(path.read_text(), feature_version=(3, 8))
+    assert ast.get_docstring(ast.parse(path.read_text(), feature_version=(3, 8)))
 
 
 LOOKS = """
