@@ -180,9 +180,9 @@ def test_without_subprocesses_only_the_parent_is_seen(tmp_path: Path) -> None:
 
 def test_a_program_that_sleeps_has_samples(tmp_path: Path) -> None:
     """D29"""
-    parsed, _ = record(tmp_path, PySpy(), sys.executable, "-c", "import time; time.sleep(1)")
+    parsed, _ = record(tmp_path, PySpy(), sys.executable, "-c", "import time; time.sleep(3)")
     assert parsed.status is None
-    assert sum(row["self_samples"] for row in functions(parsed).values()) > 60
+    assert sum(row["self_samples"] for row in functions(parsed).values()) > 60, "py-spy may come late on a busy machine"
     assert [note for note in parsed.notes if note.startswith("target was mostly waiting: on a processor in about")]
 
 

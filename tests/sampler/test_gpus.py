@@ -34,6 +34,14 @@ def wait_for(condition: Any) -> None:
         time.sleep(0.01)
 
 
+def ended(pid: int) -> bool:
+    """Whether the process is gone, or dead and not yet waited for."""
+    try:
+        return " Z " in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+
+
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -172,7 +180,7 @@ def test_one_that_never_answers_is_given_up(watching: Any, tmp_path: Path, monke
     watch.look_after()
     assert of(path, "note") == ["no GPU is sampled any more: no answer in 0.3 s"], "said once"
     pid = int((tmp_path / "pid").read_text())
-    wait_for(lambda: " Z " in Path(f"/proc/{pid}/stat").read_text() if Path(f"/proc/{pid}").exists() else True)
+    wait_for(lambda: ended(pid))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
