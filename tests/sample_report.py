@@ -221,7 +221,95 @@ STEPS = (
 
 def _tables() -> Sequence[Table]:
     usual = (_stacks(), _functions(), _syscalls(), _paths(), _os_calls(), _kernels(), _events(), _runs())
-    return (*usual, _steps(), _torch_ops(), _memory(), _samples(), _counters())
+    gpu = (_utilization(), _gaps(), _transfers(), _profiles(), _rules())
+    return (*usual, _steps(), _torch_ops(), _memory(), _samples(), _counters(), *gpu)
+
+
+NSYS, NCU = "05-profiled-nsys", "06-profiled-ncu"
+
+
+def _of(name: str, capture: str, rows: Sequence[dict[str, Any]]) -> Table:
+    """A table from rows that name only what they know."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    return Table(name, {"capture": [capture] * len(rows), **{k: [row.get(k) for row in rows] for k in keys}})
+
+
+def _utilization() -> Table:
+    """Two GPUs: one mostly busy, with communication and copies; one of which little is known."""
+    ms = 1_000_000
+    known = {
+        "pid": 4711, "device": 0, "gpu": "NVIDIA H100 80GB HBM3", "start_ns": STARTED_NS, "span_ns": 4000 * ms,
+        "busy_ns": 2800 * ms, "idle_ns": 1200 * ms, "kernel_ns": 2600 * ms, "transfer_ns": 500 * ms,
+        "communication_ns": 700 * ms, "exposed_transfer_ns": 200 * ms, "exposed_communication_ns": 400 * ms,
+        "overlapped_ns": 500 * ms, "concurrency": 1.18, "max_concurrency": 3, "kernels": 18240, "graphs": 0,
+        "transfers": 412, "streams": 3, "gaps": 5120, "queue_mean": 3.4, "queue_max": 211, "queue_empty_ns": 900 * ms,
+    }  # fmt: skip
+    unlike = {"device": 1, "span_ns": 4000 * ms, "busy_ns": 40 * ms, "idle_ns": 3960 * ms, "kernel_ns": 40 * ms}
+    return _of("gpu_utilization", NSYS, [known, unlike])
+
+
+def _gaps() -> Table:
+    ms = 1_000_000
+    host = {"pid": 4711, "device": 0, "before": "ampere_sgemm_128x64_tn", "after": EVIL, "thread": 4711, "kind": "host"}
+    return _of(
+        "gpu_gaps",
+        NSYS,
+        [
+            {**host, "start_ns": STARTED_NS + i * 90 * ms, "duration_ns": (80 + i) * ms, "launched_ns": 79 * ms,
+             "range": f"step {i}" if i % 3 else None, "os_call": "read", "os_call_ns": (70 + i) * ms}
+            for i in range(9)
+        ]
+        + [
+            {**host, "start_ns": STARTED_NS, "duration_ns": 30 * ms, "api": "cudaStreamSynchronize", "api_ns": 29 * ms},
+            {**host, "start_ns": STARTED_NS, "duration_ns": 2 * ms, "kind": "queued", "launched_ns": -9},
+        ],
+    )  # fmt: skip
+
+
+def _transfers() -> Table:
+    kinds = {
+        "[CUDA memcpy HtoD]": (4_100_000_000, 320_000_000, 3_900_000_000),
+        "[CUDA memset]": (9_000_000, 90_000, None),
+    }
+    return _of(
+        "gpu_transfer_summary",
+        NSYS,
+        [
+            {"name": name, "count": 206, "total_ns": spent, "bytes": size, "pageable_bytes": loose}
+            for name, (size, spent, loose) in kinds.items()
+        ],
+    )
+
+
+def _profiles() -> Table:
+    """A pooling kernel with too small a grid, one at the roof, and one that failed."""
+    pool = "void at::native::(anonymous namespace)::max_pool_forward_nchw<float, int>(int, float const*, long, long)"
+    known = {
+        "launch": 0, "kernel": pool, "grid": "20,1,1", "block": "256,1,1", "gpu": "NVIDIA H100 80GB HBM3",
+        "bound": "latency", "duration_ns": 6_200.0, "sm_pct": 4.1, "memory_pct": 9.7, "dram_pct": 2.2, "l1_pct": 21.0,
+        "l2_pct": 5.0, "tensor_pct": 0.0, "dram_bytes": 1_230_000.0, "flops": 2_000_000.0, "flops_per_byte": 1.6,
+        "ridge_flops_per_byte": 20.0, "roof_pct": 6.5, "achieved_occupancy_pct": 11.3,
+        "theoretical_occupancy_pct": 75.0,
+        "occupancy_limit": "registers", "blocks": 20, "threads": 5120, "sms": 132, "waves": 0.025, "registers": 40,
+        "static_shared_bytes": 0, "dynamic_shared_bytes": 16384,
+    }  # fmt: skip
+    dense = {**known, "launch": 1, "kernel": LONG, "bound": "compute", "duration_ns": 812_000.0, "sm_pct": 91.0,
+             "flops_per_byte": 180.0, "roof_pct": 88.0, "blocks": 4096, "waves": 31.0, "tensor_pct": 84.0}  # fmt: skip
+    return _of("kernel_profiles", NCU, [known, dense, {"launch": 2, "kernel": EVIL}])
+
+
+def _rules() -> Table:
+    text = "The grid is smaller than the GPU. See @section:LaunchStats:Launch Statistics@ and @url:the guide:https://a.b/c@."
+    rule = {"launch": 0, "kernel": "max_pool", "section": "LaunchStats", "rule": "LaunchConfiguration"}
+    return _of(
+        "kernel_rules",
+        NCU,
+        [
+            {**rule, "kind": "ok", "message": "nothing wrong"},
+            {**rule, "kind": "optimization", "message": text, "speedup_pct": 84.8},
+            {**rule, "kind": "warning", "message": EVIL},
+        ],
+    )
 
 
 def _stacks() -> Table:

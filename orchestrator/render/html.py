@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from orchestrator.render import charts, memory, operators, pagedata, samples, stepchart, stepping, view
+from orchestrator.render import charts, gpu, kernels, memory, operators, pagedata, samples, stepchart, stepping, view
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -43,6 +43,10 @@ def render(report: Report) -> str:
         whiskers=charts.whiskers(report),
         drifted=view.drifted(report),
         steps=_steps(report),
+        devices=gpu.devices(report),
+        copies=gpu.copies(report),
+        kernels=kernels.kernels(report),
+        roofline=kernels.roofline(report),
         operators=operators.grids(report),
         memory=memory.held(report),
         samples=samples.sampled(report),
@@ -165,5 +169,6 @@ def _environment() -> Environment:
         "short": view.short,
     }
     environment.filters |= {"duration": view.duration, "size": view.size, "words": view.words, "plain": view.plain}
+    environment.filters |= {"rate": gpu.rate, "percent": view.percent}
     environment.globals["view"] = view
     return environment

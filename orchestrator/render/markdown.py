@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.model import USABLE
-from orchestrator.render import memory, operators, samples, stepping, view
+from orchestrator.render import gpu, kernels, memory, operators, samples, stepping, view
 
 if TYPE_CHECKING:
     import pandas
@@ -27,7 +27,6 @@ TABLES = (
     "syscall_paths",
     "os_calls_summary",
     "gpu_kernel_summary",
-    "gpu_transfer_summary",
     "cuda_api_summary",
 )
 """What a reader of a pull request or a terminal wants; all tables are in the page."""
@@ -40,7 +39,20 @@ Cell = str | None
 
 def render(report: Report) -> str:
     """The report as Markdown; names stand in code spans, and nothing in them is taken for markup."""
-    sections = (_head, _findings, _timing, _steps, _passes, _captures, _tables, _inside, _machine, _environment)
+    sections = (
+        _head,
+        _findings,
+        _timing,
+        _steps,
+        _passes,
+        _captures,
+        _gpu,
+        _kernels,
+        _tables,
+        _inside,
+        _machine,
+        _environment,
+    )
     text = "\n".join(line for section in sections for line in (*section(report), ""))
     return re.sub(r"\n{3,}", "\n\n", view.visible(text)).rstrip("\n") + "\n"
 
@@ -214,6 +226,75 @@ def _inside(report: Report) -> Iterator[str]:
     for one in samples.sampled(report):
         said = (f"- {escape(' '.join((c.title, c.subject)).strip())}: {escape(c.told)}" for c in one.charts)
         yield from (f"## Samples of {escape(one.capture)}", "", *said, "")
+
+
+def _gpu(report: Report) -> Iterator[str]:
+    """Each GPU over its span, what its gaps waited for, its copies."""
+    for device in gpu.devices(report):
+        yield from (f"## {escape(device.name)} in {escape(device.capture)}", "", f"{escape(device.told)}.", "")
+        parts = [(p.name, view.duration(p.ns / 1e9), view.percent(p.share)) for p in device.parts]
+        yield from grid(("Part", ">Time", f">Share of {view.duration(device.span_ns / 1e9)}"), parts)
+        yield from ("", *(f"- {name}: {_text(text)}" for name, text in device.facts), "")
+        yield from (*_gaps(device), "")
+    for capture, rows in gpu.copies(report):
+        head = ("Kind", ">Count", ">Size", ">Time", ">Bandwidth", ">Bytes in pageable memory")
+        yield from _section(f"Copies and sets of {escape(capture)}", head, [_copies(row) for row in rows], "")
+        yield ""
+
+
+def _gaps(device: gpu.Device) -> Iterator[str]:
+    if not device.causes:
+        return
+    more = f" (the longest; {device.unexplained:,} shorter ones are only counted)" if device.unexplained else ""
+    yield from (f"What the launching thread did in the gaps{more}:", "")
+    head = (
+        "It did",
+        "Inside",
+        "Next work",
+        ">Gaps",
+        ">Together",
+        f">Share of {view.duration(device.idle_ns / 1e9)} idle",
+    )
+    yield from grid(
+        head,
+        [
+            (
+                *(escape(c.did), code(c.where) if c.where else "no range", c.kind, f"{c.count:,}"),
+                *(view.duration(c.total_ns / 1e9), view.percent(c.share)),
+            )
+            for c in device.causes
+        ],
+    )
+
+
+def _copies(row: gpu.Copies) -> tuple[Cell, ...]:
+    pageable = "not told" if row.pageable is None else view.percent(row.pageable)
+    shown = (
+        f"{row.count:,}",
+        view.size(row.size),
+        view.duration(row.total_ns / 1e9),
+        gpu.rate(row.bandwidth),
+        pageable,
+    )
+    return (escape(row.name), *shown)
+
+
+def _kernels(report: Report) -> Iterator[str]:
+    """The launches that were measured one by one: what bounds them, how near to the peaks, the first advice."""
+    found = kernels.kernels(report)
+    if not found:
+        return
+    head = ("Kernel", "Grid × block", "Bound by", ">Time under ncu", "In percent of peak", "Launch", "First advice")
+    rows = [
+        (
+            *(code(k.name), k.shape, k.bound, k.duration),
+            ", ".join(f"{m.name} {m.pct:.3g}" for m in k.meters if m.pct is not None),
+            escape("; ".join(f"{name}: {text}" for name, text in k.facts[:2])),
+            escape(view.short(k.advice[0].text, NAME)) if k.advice else "none",
+        )
+        for k in found[:ROWS]
+    ]
+    yield from (*_section("Kernels in depth", head, rows, ""), "")
 
 
 def _machine(report: Report) -> Iterator[str]:

@@ -41,7 +41,9 @@ def text(report: Report) -> str:
 
 def test_sections_stand_in_reading_order(text: str) -> None:
     headings = [line.lstrip("# ") for line in text.splitlines() if line.startswith("#")]
-    assert headings[:7] == ["cpu-quick: ok", "Findings", "Timing", "Steps", "Passes", "Captures", "Functions"]
+    assert headings[:6] == ["cpu-quick: ok", "Findings", "Timing", "Steps", "Passes", "Captures"]
+    gpus = ["NVIDIA H100 80GB HBM3 (device 0) in 05-profiled-nsys", "GPU (device 1) in 05-profiled-nsys"]
+    assert headings[6:11] == [*gpus, "Copies and sets of 05-profiled-nsys", "Kernels in depth", "Functions"]
     assert headings[-5:-2] == ["Operators of p09-py-spy", "Memory", "Samples of p10-strace"]
     assert headings[-2:] == ["Machine", "Environment"]
 
@@ -80,7 +82,7 @@ def test_no_name_becomes_markup(text: str) -> None:
 
 def test_every_row_has_the_columns_of_its_head(text: str) -> None:
     blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(blocks) == 11
+    assert len(blocks) == 16
     for lines in blocks:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
         assert len({len(line) for line in lines}) == 1  # a table in a terminal too

@@ -1,0 +1,117 @@
+"""The sections of the GPUs and of single kernels: parts that add up, causes of gaps, names, rooflines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import sample_report
+
+from orchestrator.render import gpu, html, kernels, markdown
+from orchestrator.report import Report
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return sample_report.build(tmp_path_factory.mktemp("report"))
+
+
+def test_the_parts_add_up_to_the_span(report: Report) -> None:
+    first, second = gpu.devices(report)
+    assert sum(part.ns for part in first.parts) == first.span_ns
+    assert [(p.key, p.share) for p in first.parts] == [
+        ("compute", 0.55),
+        ("communication", 0.1),
+        ("transfer", 0.05),
+        ("idle", 0.3),
+    ]
+    assert [p.key for p in second.parts] == ["compute", "idle"], "what is not known is no part"
+    assert dict(second.facts)["gaps"] is None
+
+
+def test_gaps_are_told_by_what_the_launching_thread_did(report: Report) -> None:
+    device = gpu.devices(report)[0]
+    assert [(c.did, c.where, c.count) for c in device.causes] == [
+        ("read", "step *", 6),
+        ("read", None, 3),
+        ("cudaStreamSynchronize", None, 1),
+        ("launched before; waits on the device", None, 1),
+    ]
+    assert device.causes[0].share == pytest.approx(sum((80 + i) * 1e6 for i in range(9) if i % 3) / device.idle_ns)
+    assert device.unexplained == 5120 - 11
+    assert not gpu.devices(report)[1].causes
+
+
+def test_a_call_that_covers_less_than_half_of_a_gap_is_not_what_it_waited_for() -> None:
+    gap = {"duration_ns": 100, "api": "cudaLaunchKernel", "api_ns": 49, "os_call": None, "os_call_ns": None}
+    assert gpu.did({**gap, "function": None, "thread": 1, "kind": "host"}) == "its own code"
+    assert gpu.did({**gap, "function": "collate", "thread": 1, "kind": "host"}) == "collate (sampled)"
+    assert gpu.did({**gap, "function": None, "thread": None, "kind": None}) == "launch not seen"
+
+
+def test_copies_have_their_bandwidth_and_no_invented_share(report: Report) -> None:
+    ((_, (up, sets)),) = gpu.copies(report)
+    assert gpu.rate(up.bandwidth) == "12.8 GB/s" and up.pageable == pytest.approx(0.951, abs=1e-3)
+    assert sets.pageable is None
+
+
+def test_a_kernel_shows_its_grid_against_the_gpu(report: Report) -> None:
+    dense, pool, failed = kernels.kernels(report)
+    assert (dense.bound, pool.name, pool.bound, failed.bound) == ("compute", "max_pool_forward_nchw", "latency", None)
+    assert (
+        dict(pool.facts)["grid against GPU"] == "20 blocks on 132 multiprocessors, 0.025 waves: 112 have nothing to do"
+    )
+    assert dict(pool.facts)["theoretical occupancy"] == "75 %, limited by registers"
+    occupancy = pool.meters[-1]
+    assert (occupancy.name, occupancy.pct, occupancy.mark) == ("occupancy", 11.3, 75.0)
+    assert [a.kind for a in pool.advice] == ["warning", "optimization"] and pool.advice[1].speedup == "84.8 %"
+    assert (failed.meters, failed.facts, failed.duration) == ((), (), None)
+
+
+@pytest.mark.parametrize(
+    ("full", "name"),
+    [
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::F<float>, A<char*, 3> >(int, F)",
+         "vectorized_elementwise_kernel"),
+        ("void at::native::(anonymous namespace)::max_pool_forward_nchw<float>(int, long)", "max_pool_forward_nchw"),
+        ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn"),
+        ("enable_if<!T7, void>::type kernel<x>(y)", "kernel"),
+        ("void foo<(int)3, (bool)1>(int)", "foo"),
+        ("Kernel", "Kernel"),
+        ("", ""),
+        ("(lambda)", "(lambda)"),
+    ],
+)  # fmt: skip
+def test_the_function_s_own_name(full: str, name: str) -> None:
+    assert kernels.plainly(full) == name
+
+
+def test_links_in_advice_are_read_as_text() -> None:
+    said = "See @section:LaunchStats:Launch Statistics@ and the @url:Guide:https://a.b/c.html#d:e@. Mail a@b"
+    assert kernels.readable(said) == "See Launch Statistics and the Guide. Mail a@b"
+
+
+def test_the_roofline_holds_the_kernels_below_the_roof(report: Report) -> None:
+    chart = kernels.roofline(report)
+    assert chart is not None and len(chart.points) == 2 and len(chart.roofs) == 1
+    memory_side, compute_side = chart.points
+    assert memory_side.x < compute_side.x and memory_side.y > compute_side.y
+    # 1.6 of 20 operations per byte allow 8 % of the peak; of that 6.5 % are reached
+    assert "1.6 operations per byte, 0.5 % of peak" in memory_side.text
+
+
+def test_without_a_gpu_there_is_no_section(tmp_path: Path) -> None:
+    empty = sample_report.bare(tmp_path)
+    assert (gpu.devices(empty), gpu.copies(empty), kernels.kernels(empty), kernels.roofline(empty)) == (
+        [],
+        [],
+        [],
+        None,
+    )
+    assert 'id="gpu"' not in html.render(empty)
+
+
+def test_the_pages_show_them(report: Report) -> None:
+    page, text = html.render(report), markdown.render(report)
+    assert 'id="gpu"' in page and 'id="kernels"' in page
+    assert "busy for 70.0 % of the 4 s" in text and "20 blocks on 132 multiprocessors" in text
