@@ -19,6 +19,7 @@ profrun: one profiling plan, one command, one report folder
   profrun check PLAN [-- COMMAND...]           validate, resolve, print every command; run nothing
   profrun doctor [--json]                      what works on this machine, and the fix for what does not
   profrun report RUN                           rebuild tables, findings and pages from raw/
+  profrun import FILE...                       a report of files that nsys, ncu, PyTorch, py-spy, ... have left
   profrun schema                               JSON Schema of the plan, for editors
   profrun completion bash|zsh|fish             completion for your shell
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 from orchestrator import folder
@@ -188,6 +189,7 @@ def _capture(
     home, note = _move(live.context, member.dir)
     wrap = (member.wrap.argv,) if member.wrap else ()
     options = member.collector.model_dump(mode="json", by_alias=True)
+    picks = {"picks": asdict(member.job.picks)} if member.job.picks else {}
     return Capture(
         id=member.name,
         pass_id=live.planned.id,
@@ -196,7 +198,7 @@ def _capture(
         reason=reason,
         tool=member.tool,
         commands=tuple(live.context.redact(argv) for argv in (*wrap, *member.commands)),
-        options={**options, "role": live.planned.role, "repeat": live.planned.repeat},
+        options={**options, "role": live.planned.role, "repeat": live.planned.repeat, **picks},
         artifacts=tuple(_artifact(expect, path, home / path.relative_to(member.dir), member) for expect, path in found),
         started_ns=member.started_ns,
         ended_ns=member.ended_ns or (run.ended_ns if run else None),

@@ -225,6 +225,8 @@ def _plan(options: argparse.Namespace) -> Plan:
         plan = plans.completed(plan, options.only)
     if options.only or options.skip:
         plan = plans.select(plan, options.only, options.skip)
+        if not getattr(options, "into", None):
+            plans.check_needs(plan)
     return plan
 
 
@@ -282,7 +284,8 @@ def _refuse_program(name: str, command: Sequence[str]) -> None:
 def _default_plan(options: argparse.Namespace) -> str:
     into = getattr(options, "into", None)
     if into and not (into / "plan.yaml").exists():
-        raise UsageError(f"--into {into}: no report there", "", "name an existing report folder")
+        what = "that report has no plan: it was imported" if (into / "raw" / "run.json").exists() else "no report there"
+        raise UsageError(f"--into {into}: {what}", "", "name the report folder of a run")
     if into:
         return str(into / "plan.yaml")
     if not options.command and not options.pid:
@@ -370,14 +373,38 @@ def _init_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return parser
 
 
+def import_files(options: argparse.Namespace) -> int:
+    """Make a report of files that somebody already has: of nsys, ncu, PyTorch, py-spy, perf, strace."""
+    from orchestrator import importing
+    from orchestrator.plan import plain_name
+
+    try:
+        name = None if options.name is None else plain_name(options.name)
+    except ValueError as error:
+        raise UsageError(f"--name: {error}") from error
+    console = _console(options)
+    report = importing.run(importing.Request(tuple(options.files), options.output, name), console)
+    _finish(report, options, console)
+    outcome: Outcome = report.outcome
+    return outcome.exit_code
+
+
+def _import_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="what it is, is told by its content")
+    parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="parent of the report folder; else reports")
+    parser.add_argument("--name", help="name of the report; else that of the first file")
+    _shown_options(parser, "verdict and report's path only")
+    return parser
+
+
 def rebuild(options: argparse.Namespace) -> int:
     """Rebuild a report's tables, findings and pages from its raw/ folder and plan."""
-    from orchestrator import folder, redact, runner
+    from orchestrator import folder, importing, redact, runner
     from orchestrator.planfile import plans
 
     path = options.run.resolve()
-    runner.read_raw(path)
-    plan = plans.load(path / "plan.yaml")
+    imported = runner.read_raw(path)["run"].get("imported")
+    plan = importing.PLAN if imported else plans.load(path / "plan.yaml")
     console = _console(options)
     try:
         report = runner.rebuild(folder.Folder(path, redact.value), plan, console)
@@ -455,6 +482,7 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "init": init,
     "doctor": doctor,
     "report": rebuild,
+    "import": import_files,
     "schema": schema,
     "completion": completion,
 }
@@ -465,6 +493,7 @@ PARSERS: dict[str, Callable[[argparse.ArgumentParser], argparse.ArgumentParser]]
     "init": _init_options,
     "doctor": _doctor_options,
     "report": _rebuild_options,
+    "import": _import_options,
     "schema": _schema_options,
     "completion": _completion_options,
 }

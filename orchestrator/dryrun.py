@@ -142,7 +142,11 @@ def dry_run(
     known_s = resolve.known_bare_wall_s(parent, redact.argv(run.target.argv)) if parent.is_dir() else None
     found = ask(run, machine)
     able = [replace(planned, members=able) for planned in run.passes if (able := found.able(planned))]
-    facts = {"gpus": machine.gpus, **({"leftovers": 0} if run.passes[0].role != "profiled" else {})}
+    facts = {
+        "gpus": machine.gpus,
+        "environment": tuple(step.use for step in plan.environment),
+        **({"leftovers": 0} if run.passes[0].role != "profiled" else {}),
+    }
     return DryRun(
         run,
         found,

@@ -13,8 +13,9 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from orchestrator.errors import FolderError
 
@@ -27,6 +28,12 @@ NEEDED_BYTES = 64 << 20
 
 _SAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LETTERS = "abcdefghijkmnpqrstuvwxyz"
+
+
+class Readable(Protocol):
+    """What `Folder.take` copies from: a file, or something that looks into one."""
+
+    def read(self, size: int, /) -> bytes: ...
 
 
 class Folder:
@@ -66,7 +73,11 @@ class Folder:
         target = self.path / "tables" / f"{name}.parquet"
         target.parent.mkdir(exist_ok=True)
         temporary = target.with_suffix(".tmp")
-        pq.write_table(table, temporary, compression="zstd")
+        pieces = tables.pieces(table)
+        first = next(pieces)
+        with pq.ParquetWriter(temporary, first.schema, compression="zstd") as writer:
+            for piece in chain([first], pieces):
+                writer.write_table(piece)
         temporary.replace(target)
         return int(table.num_rows)
 
@@ -76,6 +87,17 @@ class Folder:
 
     def raw(self, name: str) -> Path:
         return self.path / "raw" / name
+
+    def take(self, source: Readable, name: str) -> tuple[int, str]:
+        """Copies what can be read from `source` into raw/NAME; gives back its size and its SHA-256. Raises OSError."""
+        target = self.raw(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        digest, size = hashlib.sha256(), 0
+        with target.open("wb") as file:
+            while block := source.read(1 << 20):
+                digest.update(block)
+                size += file.write(block)
+        return size, digest.hexdigest()
 
     def move_in(self, source: Path, name: str) -> Path:
         """Moves a directory of raw files from scratch into raw/NAME, across file systems too.

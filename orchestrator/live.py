@@ -26,6 +26,7 @@ from orchestrator.model import (
     Job,
     Launch,
     Pass,
+    Picks,
     Process,
     SeenPython,
     Status,
@@ -107,6 +108,8 @@ class Context:
     bare_wall_s: float | None = None
     pids: tuple[int, ...] = ()
     """Processes to attach to instead of starting the target."""
+    picks: Picks | None = None
+    """The kernels chosen from an earlier capture, for the member that asked for them."""
     inject: Mapping[str, Any] | None = None
     """Settings for profrun's part in the target's Python, beside those of steps and collectors; None keeps it out."""
 
@@ -259,6 +262,7 @@ class LivePass:
             duration_s=self.context.bare_wall_s,
             facts=self.context.facts,
             partners=partners,
+            picks=self.context.picks if collector.needs() else None,
             attempt=self.attempt,
         )
         try:

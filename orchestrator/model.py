@@ -31,6 +31,9 @@ EndedBy = Literal["itself", "window", "timeout", "interrupt", "detached"]
 USABLE: frozenset[str] = frozenset({"ok", "degraded"})
 """The statuses of a capture whose data can be used."""
 
+IMPORT = "import"
+"""Stands for the pass of a capture that was imported."""
+
 HARMLESS: frozenset[str] = USABLE | {"empty"}
 """The statuses that never turn a run into exit status 4: `empty` means that the target offered nothing."""
 
@@ -273,6 +276,47 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Pick:
+    """A kernel that an earlier capture has shown to be worth a closer look, with the launches to look at."""
+
+    kernel: str
+    """Its demangled name, as the earlier tool spells it."""
+    function: str
+    """The same without namespaces, template arguments and parameters: tools spell those differently."""
+    match: str
+    """The name to find it by: the mangled one where it is known, else `function`."""
+    grid: str
+    block: str
+    """Its most costly shape, as x,y,z."""
+    numbers: tuple[int, ...]
+    """The launches of that shape to look at, among all launches of `match` in one process; the first is 1."""
+    count: int
+    """Launches of that name in the steady part."""
+    total_ns: int
+    """What they took in sum."""
+    share: float
+    """Of what the choice went by, the part that is this kernel's."""
+
+
+@dataclass(frozen=True)
+class Picks:
+    """The kernels chosen from an earlier capture, the most costly first."""
+
+    kernels: tuple[Pick, ...] = ()
+    base: Literal["mangled", "function"] = "mangled"
+    """Which kind of name `match` is."""
+    steady: str = ""
+    """Which part of the recording was looked at, as the end of a sentence."""
+    launches: int = 0
+    """How many launches of all these names come, from the first steady one, until each number has been seen."""
+    late: bool = False
+    """The recording began after the program: earlier launches are not counted in `numbers`."""
+    source: str = ""
+    """The capture that they were chosen from."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Job:
     """What a collector is told about the pass it takes part in."""
 
@@ -288,6 +332,8 @@ class Job:
     """How long the bare run took, where that is known."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     partners: tuple[str, ...] = ()
+    picks: Picks | None = None
+    """The kernels chosen for it; None for a collector that chooses none, and before anything has run."""
     attempt: int = 1
 
 
@@ -345,6 +391,11 @@ class Capture:
     root: Path = field(default=Path(), compare=False)
     """The report folder; artifact paths are relative to it. Not stored."""
 
+    @property
+    def imported(self) -> bool:
+        """It is a file that somebody already had: profrun has run nothing for it."""
+        return self.pass_id == IMPORT
+
     def paths(self, role: str) -> tuple[Path, ...]:
         """The files of that role, as absolute paths."""
         return tuple(self.root / a.path for a in self.artifacts if a.role == role)
@@ -367,6 +418,8 @@ class Pass:
     window: Window | None = None
     timeout_s: float | None = None
     retry: int = 0
+    needs: tuple[str, ...] = ()
+    """Collectors whose capture of an earlier pass is read before this one starts."""
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import registry, stats, told
+from orchestrator import imported, registry, stats, told
 from orchestrator.errors import ParseError
-from orchestrator.model import Capture, Metric, PassRecord, StepRecord
+from orchestrator.model import Capture, Metric, PassRecord, StepRecord, Tool
 
 if TYPE_CHECKING:
     from orchestrator.collectors.base import Collector, Parsed
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DISTORTED_FROM = 1.5
 """A pass this many times slower than the bare one shows another program: its captures are `distorted`."""
-_PASS_OPTIONS = ("role", "repeat")
+_PASS_OPTIONS = ("role", "repeat", "picks")
 _LOG_LIMIT_BYTES = 256 << 20
 
 
@@ -36,6 +36,8 @@ class Normalised:
     parts: Mapping[str, list[Table]] = field(default_factory=dict)
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     environment: tuple[StepRecord, ...] = ()
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    """What imported files say of the machine that they were made on."""
 
 
 def normalise(
@@ -49,6 +51,7 @@ def normalise(
     """Parses every capture. An exception of a parser is that capture's `unreadable`, with its traceback in the log."""
     parts: dict[str, list[Table]] = {}
     metrics: dict[str, Metric] = {}
+    seen: dict[str, imported.Seen] = {}
     done = []
     inner = {record.id: told.of_pass(record, root) for record in passes}
     timed = [_with_notes(record, inner[record.id].notes) for record in _with_slowdown(passes)]
@@ -63,14 +66,34 @@ def normalise(
         elif parsed is not None:
             for table in parsed.tables:
                 parts.setdefault(table.name, []).append(table.with_capture(capture.id, capture.rank))
-            metrics.update(parsed.metrics)
+            if isinstance(parsed, imported.Seen):
+                seen[capture.id] = parsed
+            else:
+                metrics.update(parsed.metrics)
             capture = _updated(capture, parsed)
         done.append(_judged(capture, timed, passes, plan))
+    metrics.update(_of_files(seen, several=sum(capture.imported for capture in captures) > 1))
     metrics.update(_timing(timed))
     metrics.update(_of_steps(timed, inner))
     metrics.update(_from_output(plan, timed, root))
     as_seen = _as_seen(environment, plan, timed, inner)
-    return Normalised(tuple(done), tuple(timed), parts, metrics, as_seen)
+    return Normalised(tuple(done), tuple(timed), parts, metrics, as_seen, _elsewhere(seen))
+
+
+def _of_files(seen: Mapping[str, imported.Seen], *, several: bool) -> dict[str, Metric]:
+    """The figures of imported files; where there are several, each is called by its capture, too."""
+    found = ((id_, name, metric) for id_, one in seen.items() for name, metric in one.metrics.items())
+    return {f"{name}.{id_}" if several else name: metric for id_, name, metric in found}
+
+
+def _elsewhere(seen: Mapping[str, imported.Seen]) -> dict[str, Any]:
+    """The GPUs that imported files name, each model of a file once with its number."""
+    found = [
+        {"name": name, "count": one.gpus.count(name), "capture": id_}
+        for id_, one in seen.items()
+        for name in dict.fromkeys(one.gpus)
+    ]
+    return {"gpus": found} if found else {}
 
 
 def _with_notes(record: PassRecord, notes: Sequence[str]) -> PassRecord:
@@ -128,7 +151,7 @@ def _parse(capture: Capture, log: Callable[[str], None]) -> Parsed | str | None:
     if capture.status not in ("ok", "degraded", "target_failed") or (capture.run is None and not capture.artifacts):
         return None
     try:
-        return rebuilt(capture).parse(capture)
+        return imported.parse(capture) if capture.imported else rebuilt(capture).parse(capture)
     except ParseError as error:
         return str(error)
     except Exception as error:  # a fault in a parser must cost its own capture only
@@ -137,6 +160,9 @@ def _parse(capture: Capture, log: Callable[[str], None]) -> Parsed | str | None:
 
 
 def _updated(capture: Capture, parsed: Parsed) -> Capture:
+    if isinstance(parsed, imported.Seen):
+        tool = Tool(parsed.tool, None, parsed.version) if parsed.tool else capture.tool
+        capture = replace(capture, tool=tool, rank=parsed.rank)
     return replace(
         capture,
         status=parsed.status or capture.status,

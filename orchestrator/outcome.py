@@ -92,6 +92,11 @@ def _captures(captures: Sequence[Capture]) -> Verdict | None:
     bad = [c for c in captures if c.required and c.status not in HARMLESS]
     if not bad:
         return None
+    if bad[0].imported:
+        names = [str(capture.options.get("file", capture.id)) for capture in bad]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        gave = f"{len(bad)} of {len(captures)} files gave nothing: {', '.join(names[:3])}{more}"
+        return EXIT_CAPTURE, "incomplete", gave
     who: dict[tuple[str, str | None], dict[str, None]] = {}
     for capture in bad:
         who.setdefault((capture.status, capture.reason), {})[capture.collector] = None

@@ -292,6 +292,33 @@ class Plan(_Part):
             raise ValueError(f"target.inject is false, but {', '.join(wanted)} works inside the target's Python")
         return self
 
+    @model_validator(mode="after")
+    def _finds_what_it_needs(self) -> Plan:
+        """What chooses its kernels from another collector's capture stands after that collector."""
+        problems: list[Any] = []
+        for path, _, need in self.unmet():
+            said = {
+                "text": f"takes its kernels from {need}, which does not come before it",
+                "hint": f"add - {{use: {need}}} above it, as a pass of its own; or name the kernels by a regex",
+            }
+            problems.append({"type": PydanticCustomError("plan", "{text}", said), "loc": path, "input": None})
+        if problems:
+            raise ValidationError.from_exception_data("plan", problems)
+        return self
+
+    def unmet(self) -> list[tuple[tuple[str | int, ...], Collector, str]]:
+        """(place in the plan, collector, what it needs) where no earlier pass has what it needs."""
+        found: list[tuple[tuple[str | int, ...], Collector, str]] = []
+        earlier: set[str] = set()
+        for index, (item, group) in enumerate(zip(self.collectors, self.groups(), strict=True)):
+            for number, collector in enumerate(group):
+                inside = ("together", number) if isinstance(item, Together) else ()
+                needs = collector.needs()
+                if needs and needs[0] not in earlier:
+                    found.append((("collectors", index, *inside), collector, needs[0]))
+            earlier |= {collector.use for collector in group}
+        return found
+
     def groups(self) -> tuple[tuple[Collector, ...], ...]:
         """The collectors by pass: those of one `together` share theirs."""
         return tuple(item.together if isinstance(item, Together) else (item,) for item in self.collectors)

@@ -63,9 +63,10 @@ def ask(
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     give_up: Callable[[], bool] = lambda: False,
+    answer_bytes: int = _ANSWER_LIMIT_BYTES,
 ) -> Answer:
-    """Runs a short command to its end. After `timeout_s`, or when `give_up` says so, its whole group is ended. Never
-    raises for what the command does."""
+    """Runs a short command to its end. After `timeout_s`, or when `give_up` says so, its whole group is ended. Of what
+    it writes the first `answer_bytes` are kept. Never raises for what the command does."""
     import sh
 
     words, environment = tuple(argv), dict(os.environ if env is None else env)
@@ -84,7 +85,7 @@ def ask(
             with _no_thread_left():
                 error_text, code = _attend(command(*words[1:], **options), timeout_s, give_up)
             exit_ = None if error_text else _exit_of(code)
-            return Answer(words, exit_, _text(out), _text(err), error_text)
+            return Answer(words, exit_, _text(out, answer_bytes), _text(err, answer_bytes), error_text)
     except (sh.ForkException, OSError, UnicodeError) as error:
         said = str(error).strip().splitlines()[-1].strip()  # sh tells of a failed exec with a whole traceback
         return Answer(words, None, "", "", f"{words[0]} can't be started: {said}")
@@ -135,9 +136,9 @@ def _exit_of(code: int) -> Exit:
     return Exit(signal=-code) if code < 0 else Exit(code=code)
 
 
-def _text(file: IO[bytes]) -> str:
+def _text(file: IO[bytes], most_bytes: int) -> str:
     file.seek(0)
-    return file.read(_ANSWER_LIMIT_BYTES).decode("utf-8", "replace")
+    return file.read(most_bytes).decode("utf-8", "replace")
 
 
 # ---------------------------------------------------------------- the measured target

@@ -45,6 +45,8 @@ class RunInfo:
     command: tuple[str, ...]
     cwd: str
     profrun_version: str
+    imported: bool = False
+    """Made of files that somebody already had: profrun has run nothing, and command and folder are unknown."""
 
 
 @dataclass(frozen=True)

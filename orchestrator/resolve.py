@@ -179,6 +179,7 @@ def passes(plan: Plan, first_index: int = 1) -> tuple[Pass, ...]:
                     window=window(plan),
                     timeout_s=_timeout_s(plan, group),
                     retry=1 if plan.target.retry else 0,
+                    needs=tuple(need for collector in group for need in collector.needs()),
                 )
             )
     return tuple(planned)

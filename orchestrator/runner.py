@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from orchestrator import __version__, collect, folder, process, redact, resolve
+from orchestrator import __version__, collect, folder, picks, process, redact, resolve
 from orchestrator.environment import Environment
 from orchestrator.errors import EXIT_CAPTURE, FolderError, ReportError, UsageError
 from orchestrator.live import Context
 from orchestrator.machine import Machine
-from orchestrator.model import Capture, Child, Outcome, Pass, PassRecord, Status, StepRecord
+from orchestrator.model import Capture, Child, Outcome, Pass, PassRecord, Picks, Status, StepRecord
 from orchestrator.normalise import Normalised, bare_run, normalise
 from orchestrator.outcome import judge
 from orchestrator.plan import Plan
@@ -304,7 +304,7 @@ def rebuild(target: folder.Folder, plan: Plan, console: Console) -> Report:
     report = Report(
         run=RunInfo(**{**raw["run"], "command": tuple(raw["run"]["command"])}),
         outcome=_outcome(raw, result.passes, result.captures, environment, plan, _repeatable(raw, result)),
-        machine=raw["machine"],
+        machine={**raw["machine"], **result.machine},
         environment=environment,
         passes=result.passes,
         captures=result.captures,
@@ -344,7 +344,8 @@ def _stacks(report: Report) -> Iterator[tuple[str, str, Any]]:
         return
     for (capture, kind), rows in frame.groupby(["capture", "kind"], sort=True):
         stem = capture if kind == "wall" else f"{capture}.{kind}"
-        yield f"flamegraphs/{stem}", f"{report.run.name}: {capture} ({kind} time)", rows
+        words = kind if kind in ("samples", "time") else f"{kind} time"
+        yield f"flamegraphs/{stem}", f"{report.run.name}: {capture} ({words})", rows
 
 
 def read_raw(path: Path) -> dict[str, Any]:
@@ -400,11 +401,12 @@ def _run_pass(state: State, planned: Pass, stdin: Stdin) -> None:
             status: Status = "blocked" if obstacle.verdict == "blocked" else "skipped"
             reason = obstacle.message + (f"; {obstacle.fix}" if obstacle.fix else "")
             state.captures.append(_not_run(planned, member, status, reason))
+    able, found = _with_picks(state, planned, able)
     if not able:
         return
     planned = replace(planned, members=able)
     for attempt in range(1, planned.retry + 2):
-        record, captures = _attempt(state, planned, stdin, attempt)
+        record, captures = _attempt(state, planned, stdin, attempt, found)
         if attempt > planned.retry or state.signals.received or not _worth_another(record, captures):
             break
         state.console.warn(f"{', '.join(_lost(captures))} lost its data; the pass is run again (target.retry)")
@@ -415,12 +417,39 @@ def _run_pass(state: State, planned: Pass, stdin: Stdin) -> None:
     state.captures += captures
 
 
-def _attempt(state: State, planned: Pass, stdin: Stdin, attempt: int) -> tuple[PassRecord, list[Capture]]:
+def _with_picks(state: State, planned: Pass, able: tuple[Collector, ...]) -> tuple[tuple[Collector, ...], Picks | None]:
+    """The members that can take part, and the kernels for the one that has them chosen by an earlier capture."""
+    if not planned.needs:
+        return able, None
+    state.console.stage(f"choosing kernels from {' or '.join(planned.needs)}")
+    past = _past(state)
+    answers = [(member, picks.chosen(member, past)) for member in able]
+    for member, answer in answers:
+        if isinstance(answer, tuple):
+            state.captures.append(_not_run(planned, member, *answer))
+    rest = tuple(member for member, answer in answers if not isinstance(answer, tuple))
+    return rest, next((answer for _, answer in answers if isinstance(answer, Picks)), None)
+
+
+def _past(state: State) -> picks.Past:
+    """What has been captured: earlier in the report that is added to, and in this run."""
+    earlier = state.earlier or {"passes": [], "captures": []}
+    passes = [*map(pass_from, earlier["passes"]), *state.passes]
+    runs = {record.id: record.run for record in passes}
+    captures = [capture_from(c, state.folder.path) for c in earlier["captures"]]
+    return picks.Past(
+        [*(replace(c, run=runs.get(c.pass_id)) for c in captures), *state.captures], passes, state.folder.path
+    )
+
+
+def _attempt(
+    state: State, planned: Pass, stdin: Stdin, attempt: int, found: Picks | None
+) -> tuple[PassRecord, list[Capture]]:
     wall_s = _bare_wall_s(state)
     expected_s = wall_s * resolve.slowdown(planned) if wall_s is not None else None
     state.console.pass_begins(planned, expected_s)
     try:
-        record, captures = collect.run_pass(planned, _context(state, planned, stdin), attempt)
+        record, captures = collect.run_pass(planned, replace(_context(state, planned, stdin), picks=found), attempt)
     except OSError as error:
         record, captures = _cut_off(state, planned, error)
     for capture in captures:
@@ -469,7 +498,7 @@ def _context(state: State, planned: Pass, stdin: Stdin) -> Context:
         ok_exit_codes=frozenset(plan.target.ok_exit_codes),
         redact=redact.argv,
         outputs=request.outputs if first or request.show_all_output else None,
-        facts={**state.facts, **_left_by_bare(state)},
+        facts={**state.facts, **_left_by_bare(state), "environment": _in_force(state)},
         bare_wall_s=_bare_wall_s(state),
         pids=request.pids,
         inject={"ranges": plan.ranges, "digest": request.verify_repeatable} if plan.target.inject else None,
@@ -480,6 +509,12 @@ def _left_by_bare(state: State) -> dict[str, Any]:
     """How many processes the bare runs left running; unknown before there was one."""
     bare = [p.run for p in state.passes if p.role in ("warmup", "bare") and p.run]
     return {"leftovers": sum(len(run.leftovers) for run in bare)} if bare else {}
+
+
+def _in_force(state: State) -> tuple[str, ...]:
+    """The environment steps that hold while the passes run."""
+    records = state.environment.records if state.environment else []
+    return tuple(record.use for record in records if record.status in ("applied", "already", "clamped"))
 
 
 def _refusal(state: State, planned: Pass, spent_s: float) -> tuple[Status, str] | None:
@@ -625,7 +660,11 @@ def _next_index(state: State) -> int:
 
 def _check_same_command(into: Path, command: Sequence[str]) -> None:
     """One report is of one program: what is compared in it must be comparable."""
-    known = read_raw(into)["run"]["command"]
+    run = read_raw(into)["run"]
+    if run.get("imported"):
+        why = "its files were measured elsewhere, and a run here can't be compared with them"
+        raise UsageError(f"--into {into}: that report was imported", why, "leave --into out")
+    known = run["command"]
     if list(command) != known:
         why = f"it holds runs of: {shlex.join(known)}"
         raise UsageError(f"--into {into}: that report is of another command", why, "give that command, or leave it out")

@@ -3,14 +3,16 @@ names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas
     import pyarrow
+    from numpy.typing import NDArray
 
 Dtype = Literal["str", "int", "float", "bool"]
 
@@ -24,6 +26,55 @@ class Column:
     meaning: str
     unit: str | None = None
     key: bool = False
+
+
+class Coded(Sequence[Any]):
+    """A column of few values in many rows. codes: array of places in `texts`, -1 for unknown; texts may repeat."""
+
+    __slots__ = ("codes", "texts")
+
+    def __init__(self, codes: NDArray[np.integer[Any]], texts: Sequence[Any]) -> None:
+        self.codes, self.texts = codes, list(texts)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return Coded(self.codes[place], self.texts)
+        code = int(self.codes[place])
+        return self.texts[code] if code >= 0 else None
+
+    def __iter__(self) -> Iterator[Any]:
+        shown = [*self.texts, None]  # None is the last, at -1
+        return (shown[code] for code in self.codes.tolist())
+
+    def take(self, places: Any) -> Coded:
+        return Coded(self.codes[places], self.texts)
+
+
+class Masked(Sequence[Any]):
+    """A column of numbers some of which are unknown. known: array of booleans; `numbers` means nothing elsewhere."""
+
+    __slots__ = ("known", "numbers")
+
+    def __init__(self, numbers: NDArray[Any], known: NDArray[np.bool_]) -> None:
+        self.numbers, self.known = numbers, known
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return self.take(place)
+        return self.numbers[place].item() if self.known[place] else None
+
+    def __iter__(self) -> Iterator[Any]:
+        pairs = zip(self.numbers.tolist(), self.known.tolist(), strict=True)
+        return (number if known else None for number, known in pairs)
+
+    def take(self, places: Any) -> Masked:
+        return Masked(self.numbers[places], self.known[places])
 
 
 @dataclass(frozen=True)
@@ -112,7 +163,12 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         _PID,
         Column("process", "str", "command of the process"),
         Column("thread", "str", "name of the thread"),
-        Column("kind", "str", "wall: all time; gil: time holding Python's GIL; cpu: time on a processor"),
+        Column(
+            "kind",
+            "str",
+            "wall: all time; gil: time holding Python's GIL; cpu: time on a processor; time, samples: of an imported "
+            "file that does not say of what",
+        ),
         Column(
             "stack", "str", "frames from the root to the leaf, separated by ';', each `function (file:line)`", key=True
         ),
@@ -184,6 +240,16 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
     "gpu_kernel_summary": _statistics(_NAME),
     "cuda_api_summary": _statistics(_NAME),
     "os_calls_summary": _statistics(_NAME),
+    "gpu_graphs": _columns(
+        _PID,
+        Column("device", "int", "device number inside the process"),
+        Column("stream", "int", "stream id"),
+        _START,
+        _DURATION,
+        Column("graph_id", "int", "CUDA graph"),
+        Column("graph_exec_id", "int", "executable graph that was launched"),
+        Column("correlation", "int", "joins to the launch within the process"),
+    ),
     "gpu_transfers": _columns(
         _PID,
         Column("device", "int", "device number inside the process"),
@@ -215,8 +281,13 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         Column("stddev_bytes", "float", "sample standard deviation (n - 1)", "bytes"),
     ),
     "gpu_utilization": _columns(
-        _PID,
-        Column("device", "int", "device number inside the process", key=True),
+        Column("pid", "int", "process id; unknown where several processes shared the GPU"),
+        Column(
+            "device",
+            "int",
+            "device number inside the process; where several shared the GPU, its number in the recording",
+            key=True,
+        ),
         Column("gpu", "str", "name of the GPU"),
         Column("start_ns", "int", "start of its first work", "ns"),
         Column("span_ns", "int", "from there to the end of its last work: what all shares are of", "ns"),
@@ -235,13 +306,17 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         Column("transfers", "int", "copies and sets"),
         Column("streams", "int", "streams with work"),
         Column("gaps", "int", "times of idleness between two pieces of work, of any length"),
-        Column("queue_mean", "float", "mean number of pieces of work launched and not begun, over the span"),
+        Column(
+            "queue_mean",
+            "float",
+            "mean number of pieces of work launched (counted from the call's start) and not begun, in the span",
+        ),
         Column("queue_max", "int", "most of them at once"),
         Column("queue_empty_ns", "int", "of the span, with nothing launched that had not begun", "ns"),
     ),
     "gpu_gaps": _columns(
-        _PID,
-        Column("device", "int", "device number inside the process", key=True),
+        Column("pid", "int", "as in gpu_utilization"),
+        Column("device", "int", "as in gpu_utilization", key=True),
         _START,
         _DURATION,
         Column("before", "str", "work that ended last before it"),
@@ -266,7 +341,7 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         _PID,
         Column("device", "int", "device number inside the process"),
         _NAME,
-        Column("count", "int", "kernels whose launch was seen"),
+        Column("count", "int", "kernels (or graphs that were traced as a whole) whose launch was seen"),
         Column("api_total_ns", "int", "time in the calls that launched them", "ns"),
         Column("api_median_ns", "float", "median of it", "ns"),
         Column("latency_mean_ns", "float", "mean time from the start of the call to the start of the kernel", "ns"),
@@ -377,25 +452,41 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         _PID,
         Column("launch", "int", "serial number of the launch in the report", key=True),
         Column("kernel", "str", "demangled name", key=True),
+        Column("short_name", "str", "base name"),
         Column("grid", "str", "grid as x,y,z", "blocks"),
         Column("block", "str", "block as x,y,z", "threads"),
         Column("gpu", "str", "name of the GPU"),
-        Column("bound", "str", "compute, memory or latency (neither is near its peak); unknown without throughputs"),
+        Column(
+            "bound",
+            "str",
+            "compute, memory, balanced (both alike, and neither at its peak) or latency (neither near its peak), as "
+            "ncu's rule SOLBottleneck has it; unknown without throughputs",
+        ),
         Column("duration_ns", "float", "duration", "ns"),
         Column("sm_pct", "float", "throughput of the SMs, of their peak", "%"),
         Column("memory_pct", "float", "throughput of memory as a whole, of its peak", "%"),
         Column("dram_pct", "float", "throughput of DRAM, of its peak", "%"),
         Column("l1_pct", "float", "throughput of the L1 cache, of its peak", "%"),
         Column("l2_pct", "float", "throughput of the L2 cache, of its peak", "%"),
-        Column("tensor_pct", "float", "use of the tensor cores, of their peak while active", "%"),
+        Column("tensor_pct", "float", "use of the tensor cores, of their peak", "%"),
         Column("dram_bytes", "float", "read from and written to DRAM", "bytes"),
-        Column("flops", "float", "floating-point operations, of the precisions that were counted"),
+        Column(
+            "precision",
+            "str",
+            "what the next columns are of: fp64, fp32, fp16, or tensor cores (fp16 tensor, ...): of those that were "
+            "counted the one nearest to its peak",
+        ),
+        Column("flops", "float", "floating-point operations of that precision"),
         Column("flops_per_byte", "float", "arithmetic intensity: operations for each byte of DRAM traffic"),
         Column("ridge_flops_per_byte", "float", "intensity from which the roof is compute, not DRAM"),
         Column("roof_pct", "float", "operations per second, of the roof at that intensity", "%"),
         Column("achieved_occupancy_pct", "float", "active warps on a multiprocessor, of the most that fit", "%"),
         Column("theoretical_occupancy_pct", "float", "the most that the launch allows", "%"),
-        Column("occupancy_limit", "str", "what allows no more: registers, shared memory, warps, blocks, barriers"),
+        Column(
+            "occupancy_limit",
+            "str",
+            "what keeps that below 100 %, several where they tie: registers, shared memory, warps, blocks, barriers",
+        ),
         Column("blocks", "int", "blocks of the grid"),
         Column("threads", "int", "threads of the grid"),
         Column("sms", "int", "multiprocessors of the GPU"),
@@ -413,15 +504,21 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         Column("kind", "str", "ok, optimization, warning or error"),
         Column("message", "str", "what ncu says"),
         Column("speedup_pct", "float", "estimated speed-up, where ncu gives one", "%"),
+        Column("speedup_scope", "str", "what would gain: global (the launch) or local (the part the rule looks at)"),
     ),
 }
+
+
+PIECE_ROWS = 1 << 20
 
 
 def arrow(name: str, tables: Iterable[Table]) -> pyarrow.Table:
     """The given parts of one canonical table as one Arrow table with the schema's types, units and meanings in its
     metadata.
 
-    A column outside the schema is a programming error and raises KeyError; a missing one is filled with nulls."""
+    A column outside the schema is a programming error and raises KeyError; a missing one is filled with nulls. Texts
+    that a part has as Coded stay encoded (a dictionary) until `pieces`: many rows of long names would take much
+    room."""
     import pyarrow as pa
 
     types = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
@@ -432,6 +529,8 @@ def arrow(name: str, tables: Iterable[Table]) -> pyarrow.Table:
     if any("rank" in part.columns for part in parts):
         names.insert(1, "rank")
     fields = [_field(pa, columns[n], types) for n in names]
+    encoded = {n for part in parts for n, column in part.columns.items() if isinstance(column, Coded)}
+    fields = [f.with_type(_codes_of(pa, f.type)) if f.name in encoded and f.type == pa.string() else f for f in fields]
     metadata = {"table": name, "clock": _clock(parts), "dropped": str(sum(p.dropped for p in parts))}
     schema = pa.schema(fields, metadata=metadata)
     return pa.concat_tables([_part(pa, part, schema, columns) for part in parts] or [schema.empty_table()])
@@ -441,12 +540,27 @@ def mapped(table: pyarrow.Table, change: Callable[[str], str]) -> pyarrow.Table:
     """The table with every text passed through `change`, each distinct text once."""
     import pyarrow as pa
 
+    def of(texts: Any) -> Any:
+        return pa.array([None if t is None else change(t) for t in texts.to_pylist()], pa.string())
+
     for index, field in enumerate(table.schema):
-        if pa.types.is_string(field.type):
+        if pa.types.is_dictionary(field.type):
+            chunks = [pa.DictionaryArray.from_arrays(c.indices, of(c.dictionary)) for c in table.column(index).chunks]
+            table = table.set_column(index, field, pa.chunked_array(chunks, field.type))
+        elif pa.types.is_string(field.type):
             coded = table.column(index).combine_chunks().dictionary_encode()
-            texts = pa.array([None if t is None else change(t) for t in coded.dictionary.to_pylist()], pa.string())
-            table = table.set_column(index, field, texts.take(coded.indices))
+            table = table.set_column(index, field, of(coded.dictionary).take(coded.indices))
     return table
+
+
+def pieces(table: pyarrow.Table) -> Iterator[pyarrow.Table]:
+    """The table as it is stored, with every text in full; a million rows at a time, and one piece if it is empty."""
+    import pyarrow as pa
+
+    fields = [f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in table.schema]
+    schema = pa.schema(fields, metadata=table.schema.metadata)
+    for first in range(0, max(table.num_rows, 1), PIECE_ROWS):
+        yield table.slice(first, PIECE_ROWS).cast(schema)
 
 
 def _field(pa: Any, column: Column, types: Mapping[str, Any]) -> Any:
@@ -460,12 +574,28 @@ def _part(pa: Any, part: Table, schema: Any, columns: Mapping[str, Column]) -> A
         raise KeyError(f"table {part.name} has no column {sorted(unknown)}")
     length = len(part)
     arrays = [
-        pa.array(part.columns[f.name], f.type, from_pandas=False)
-        if f.name in part.columns
-        else pa.nulls(length, f.type)
-        for f in schema
+        _array(pa, part.columns[f.name], f.type) if f.name in part.columns else pa.nulls(length, f.type) for f in schema
     ]
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _codes_of(pa: Any, texts: Any) -> Any:
+    return pa.dictionary(pa.int32(), texts)
+
+
+def _array(pa: Any, column: Sequence[Any], kind: Any) -> Any:
+    if isinstance(column, Masked):
+        return pa.array(column.numbers, kind, mask=~column.known)
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not isinstance(column, Coded):
+        values = pa.array(column, plain, from_pandas=False)
+        return values if plain is kind else values.dictionary_encode()
+    if not column.texts:
+        return pa.nulls(len(column), kind)
+    unknown = column.codes < 0
+    codes = pa.array(column.codes, pa.int32(), mask=unknown if unknown.any() else None)
+    texts = pa.array(column.texts, plain)
+    return texts.take(codes) if plain is kind else pa.DictionaryArray.from_arrays(codes, texts)
 
 
 def _clock(parts: Iterable[Table]) -> str:

@@ -49,6 +49,11 @@ def test_a_question_and_its_answer() -> None:
     assert not answer.ok
 
 
+def test_of_an_answer_no_more_is_kept_than_was_asked_for() -> None:
+    answer = process.ask(["sh", "-c", "echo 123456789; echo abcdefghi >&2"], answer_bytes=4)
+    assert (answer.ok, answer.stdout, answer.stderr) == (True, "1234", "abcd")
+
+
 def test_a_question_that_nobody_answers_ends_with_its_whole_group() -> None:
     began = time.monotonic()
     answer = process.ask(["sh", "-c", "trap '' TERM; sleep 98.7 & sleep 98.7"], timeout_s=0.3)

@@ -70,6 +70,11 @@ def test_values_that_look_like_secrets(secret: str) -> None:
     assert redact.MASK in redact.value(f"log: {secret}.")
 
 
+def test_a_plan_with_a_set_of_sections_stays_a_plan() -> None:
+    plan = "  set: basic\n  sections: []\n"
+    assert redact.value(plan) == plan, "`basic sections` would be the form of an HTTP header, on one line"
+
+
 def test_the_scrubber_finds_literal_values_also_inside_json() -> None:
     scrub = redact.scrubber({"MY_TOKEN": 'zqx-"7731"\tä', "OTHER": "harmless", "SHORT_KEY": "ab"})
     assert "7731" not in scrub('plain zqx-"7731"\tä end')

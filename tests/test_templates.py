@@ -150,5 +150,5 @@ def test_attach_holds_only_what_can_attach() -> None:
 
 def test_gpu_deep_adds_to_gpu_quick() -> None:
     quick, deep = _uses("gpu-quick"), _uses("gpu-deep")
-    assert sorted({*deep} - {*quick}) == ["ncu", "strace"]
+    assert sorted({*deep} - {*quick}) == ["ncu", "strace", "torch"]
     assert {*quick} <= {*deep}

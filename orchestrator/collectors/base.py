@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from orchestrator.model import Capture, Check, Job, Launch, Metric, Status, Tool, ToolProbe, Trust
+from orchestrator.model import Capture, Check, Job, Launch, Metric, Picks, Status, Tool, ToolProbe, Trust
 from orchestrator.tables import Table
 from orchestrator.units import Duration
 
@@ -67,6 +67,18 @@ class Collector(BaseModel):
     def held(self) -> frozenset[str]:
         """Which of `claims` it really takes; a class may ask its options."""
         return self.claims
+
+    def needs(self) -> tuple[str, ...]:
+        """The collectors from whose captures of earlier passes it can choose its kernels, the best first; none when it
+        chooses none. The first stands earlier in the plan."""
+        return ()
+
+    def pick(self, capture: Capture, steady_ns: tuple[int, int] | None) -> Picks:
+        """The kernels to look at, chosen from a usable capture of one of `needs()` before the machine is restored.
+
+        steady_ns: begin and end of the target's steady steps in that pass, in ns since the epoch, where steps were
+        seen. Raises ParseError when the capture can't be read."""
+        raise NotImplementedError
 
     def expected_bytes(self) -> int:
         """Raw data to expect of one pass at most; a class may ask its options."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from orchestrator.collectors.base import Collector, Parsed
-from orchestrator.model import Capture, Check, Child, Expect, Job, Launch, Sign, ToolProbe, Wrap
+from orchestrator.formats.kernel_names import COMMUNICATION, function
+from orchestrator.model import Capture, Check, Child, Expect, Job, Launch, Pick, Picks, Sign, ToolProbe, Wrap
 
 if TYPE_CHECKING:
     from orchestrator.machine import Machine
@@ -21,7 +24,63 @@ COUNTERS_FIX = (
 )
 
 
+LAUNCHES = 10
+"""How many launches are looked at where the plan does not say."""
+LONGEST_NAME = 5000
+"""Longer names are matched by their beginning: one word of a command line may hold 128 KiB (MAX_ARG_STRLEN)."""
+LONGEST_SHOWN = 48
+"""Characters of a kernel's name in a sentence."""
+MEASURES = {"total_time": "time", "exposed_time": "exposed time", "count": "launches"}
+"""What a choice goes by, as the end of `the kernels with the most`."""
+
 _TIMED_WINDOW = "a window in time does not apply to ncu: it takes the first launches that match (one in steps does)"
+
+
+class KernelNames(BaseModel):
+    """Kernels by their names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(min_length=1, description="a regular expression (Perl's), found anywhere in the name")
+    base: Literal["function", "demangled", "mangled"] = Field(
+        "function", description="the name that it looks at: without or with arguments, or as the linker knows it"
+    )
+
+
+class KernelsFrom(BaseModel):
+    """The kernels that cost most in an earlier pass, in its steady part (without warm-up)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    from_: Literal["nsys", "torch"] = Field(
+        alias="from",
+        description="the collector to ask; it stands earlier in the plan. Where nsys has seen no kernel, torch is "
+        "asked, if that stands there too",
+    )
+    top: int = Field(5, ge=1, le=20, description="how many kernels")
+    by: Literal["total_time", "exposed_time", "count"] = Field(
+        "total_time", description="what they have most of: time, time in which no other kernel ran, or launches"
+    )
+
+    def words(self) -> str:
+        """Which kernels, for people."""
+        several = f"the {self.top} kernels" if self.top > 1 else "the kernel"
+        return f"{several} with the most {MEASURES[self.by]} in {self.from_}"
+
+
+def _form(value: Any) -> str:
+    """Which form of `kernels` was meant."""
+    if isinstance(value, KernelsFrom) or (isinstance(value, Mapping) and {"from", "from_", "top", "by"} & set(value)):
+        return "chosen"
+    return "named" if isinstance(value, (KernelNames, Mapping)) else "text"
+
+
+Kernels: TypeAlias = Annotated[
+    Annotated[str, Field(min_length=1), Tag("text")]
+    | Annotated[KernelNames, Tag("named")]
+    | Annotated[KernelsFrom, Tag("chosen")],
+    Discriminator(_form),
+]
 
 
 class Ncu(Collector):
@@ -37,8 +96,17 @@ class Ncu(Collector):
         (), description="sections beside the set, such as SourceCounters or regex:Memory.*"
     )
     metrics: tuple[str, ...] = Field((), description="metrics beside the set, such as sm__cycles_elapsed.avg")
-    kernels: str | None = Field(None, min_length=1, description="only kernels whose function name matches this regex")
-    launches: int = Field(10, ge=1, description="how many launches to look at; each is replayed several times")
+    kernels: Kernels | None = Field(
+        None,
+        description="only kernels whose function name matches this regex; {name: REGEX, base: demangled}; or "
+        "{from: nsys, top: 5, by: total_time}: those that nsys (or torch) has shown to cost most",
+    )
+    launches: int | None = Field(
+        None,
+        ge=1,
+        description="how many launches to look at, each of which is replayed several times; default: 10, and 1 of each "
+        "chosen kernel",
+    )
     skip: int = Field(0, ge=0, description="how many matching launches to let pass first")
     range: str | None = Field(
         None,
@@ -49,8 +117,10 @@ class Ncu(Collector):
         "kernel",
         description="what is repeated; kernels that wait for the host or for peers (NCCL) hang in kernel replay",
     )
-    clock_control: Literal["base", "none"] = Field(
-        "base", description="base: ncu locks the clocks to their base; none: they are left to the plan's gpu_clocks"
+    clock_control: Literal["auto", "base", "none"] = Field(
+        "auto",
+        description="base: ncu locks the clocks to their base; none: they are left as they are; auto: none where the "
+        "plan's gpu_clocks has set them, else base",
     )
     cache_control: Literal["all", "none"] = Field("all", description="all: caches are flushed before each replay")
 
@@ -78,6 +148,38 @@ class Ncu(Collector):
             found.append(Check("ncu", "warn", message, "run it on a machine with a GPU, or leave ncu out"))
         return found
 
+    @model_validator(mode="after")
+    def _goes_together(self) -> Ncu:
+        """What ncu's own options exclude, said before anything runs."""
+        if not isinstance(self.kernels, KernelsFrom):
+            return self
+        for name, why in (
+            ("skip", "which launches are looked at follows from what it has seen"),
+            ("range", "launches are numbered over the whole program, not inside a range"),
+        ):
+            if getattr(self, name):
+                raise ValueError(f"`{name}` does not go with kernels that {self.kernels.from_} chooses: {why}")
+        if self.replay == "range":
+            raise ValueError("`replay: range` looks at ranges of the program, and so at no chosen kernels")
+        return self
+
+    def needs(self) -> tuple[str, ...]:
+        if not isinstance(self.kernels, KernelsFrom):
+            return ()
+        return ("nsys", "torch") if self.kernels.from_ == "nsys" else ("torch",)
+
+    def pick(self, capture: Capture, steady_ns: tuple[int, int] | None) -> Picks:
+        from orchestrator.errors import ParseError
+        from orchestrator.formats import kineto_picks, nsys_picks
+
+        by_nsys = capture.collector == "nsys"
+        path = capture.path("sqlite" if by_nsys else "trace")
+        if path is None or not isinstance(self.kernels, KernelsFrom):
+            raise ParseError(f"it left no {'SQLite file' if by_nsys else 'trace'}")
+        choose = nsys_picks.choose if by_nsys else kineto_picks.choose
+        communication = self.replay != "kernel"
+        return choose(path, self.kernels.top, self.kernels.by, self.launches or 1, steady_ns, communication)
+
     def launch(self, job: Job) -> Launch:
         by_steps = job.window is not None and job.window.steps is not None
         log = f"{job.dir}/ncu.log"  # its messages would otherwise stand among the target's output
@@ -86,12 +188,12 @@ class Ncu(Collector):
             *("--target-processes", "all"),
             *("--export", f"{job.dir}/report", "--force-overwrite", "--log-file", log),
             *self._what(),
-            *self._which(),
+            *self._which(job.picks, by_steps),
             # our part in the target's Python switches it on at the window's first step, in all threads at once: an NVTX
             # range would leave out what autograd's threads launch
             *(("--profile-from-start", "off") if by_steps else ()),
             *("--replay-mode", self.replay),
-            *("--clock-control", self.clock_control, "--cache-control", self.cache_control),
+            *("--clock-control", self._clocks(job), "--cache-control", self.cache_control),
         )
         return Launch(
             wrap=Wrap(argv, order=10),
@@ -104,9 +206,15 @@ class Ncu(Collector):
                 Expect("report", "report.ncu-rep", "ncu-rep", holds_env=True),
                 Expect("log", "ncu.log", "text", required=False),
             ),
-            signs=self._signs(),
-            notes=(_TIMED_WINDOW,) if job.window and not by_steps else (),
+            signs=self._signs(job.picks),
+            notes=tuple(self._notes(job, by_steps)),
         )
+
+    def _clocks(self, job: Job) -> str:
+        """Two that lock the clocks would work against one another."""
+        if self.clock_control != "auto":
+            return self.clock_control
+        return "none" if "gpu_clocks" in job.facts.get("environment", ()) else "base"
 
     def _what(self) -> tuple[str, ...]:
         """What to collect of a kernel."""
@@ -116,16 +224,45 @@ class Ncu(Collector):
         sections = (word for section in named for word in ("--section", section))
         return (*set_, *sections, *(("--metrics", ",".join(self.metrics)) if self.metrics else ()))
 
-    def _which(self) -> tuple[str, ...]:
+    def _which(self, picks: Picks | None, by_steps: bool) -> tuple[str, ...]:
         """Which kernels to look at."""
-        name = ("--kernel-name", f"regex:{self.kernels}") if self.kernels else ()
+        if isinstance(self.kernels, KernelsFrom):
+            return _chosen(picks, by_steps) if picks else ("--kernel-id", self.kernels.words())
+        base = self.kernels.base if isinstance(self.kernels, KernelNames) else "function"
+        pattern = self._pattern()
+        name = ("--kernel-name", f"regex:{pattern}") if pattern else ()
         inside = ("--nvtx", "--nvtx-include", self.range) if self.range else ()
-        return (*name, *inside, "--launch-skip", str(self.skip), "--launch-count", str(self.launches))
+        return (
+            *(("--kernel-name-base", base) if base != "function" else ()),
+            *name,
+            *inside,
+            *("--launch-skip", str(self.skip), "--launch-count", str(self.launches or LAUNCHES)),
+        )
 
-    def _signs(self) -> tuple[Sign, ...]:
+    def _pattern(self) -> str:
+        """The regex for the names. Kernel replay leaves out what waits for other GPUs, unless that is asked for."""
+        wanted = self.kernels if isinstance(self.kernels, str) else getattr(self.kernels, "name", "")
+        if self.replay != "kernel" or re.search(COMMUNICATION, wanted):
+            return wanted
+        return f"^(?!.*({COMMUNICATION}))" + (f".*({wanted})" if wanted else "")
+
+    def _notes(self, job: Job, by_steps: bool) -> Iterator[str]:
+        if job.window and not by_steps:
+            yield _TIMED_WINDOW
+        if job.picks is None or not isinstance(self.kernels, KernelsFrom):
+            return
+        shown = ", ".join(f"{_short(pick.function)} ({pick.share:.0%})" for pick in job.picks.kernels)
+        yield f"{self.kernels.words()}, {job.picks.steady}: {shown}"
+        yield from job.picks.notes
+        if job.picks.late and not by_steps:
+            yield (
+                f"the recording of {job.picks.source} began after the program, and ncu counts from its start: it looks "
+                "at launches that come earlier than those chosen"
+            )
+
+    def _signs(self, picks: Picks | None) -> tuple[Sign, ...]:
         """What ncu prints when there is no report; it ends with 0 when it saw no kernel."""
-        chosen = f"kernels matching {self.kernels!r}" if self.kernels else "all kernels"
-        looked = f"It looked for {chosen}, {self.launches} from number {self.skip} on, in all processes"
+        looked = f"It looked for {self._looked_for(picks)}, in all processes"
         looked = looked.replace("{", "{{").replace("}", "}}")
         return (
             Sign(r"(ERR_NVGPUCTRPERM)", "blocked", f"{{0}}: the GPU's counters are not allowed here; {COUNTERS_FIX}"),
@@ -140,11 +277,81 @@ class Ncu(Collector):
             Sign(r"(No kernels were profiled\.)", "empty", f"ncu says: {{0}} {looked}"),
         )
 
+    def _looked_for(self, picks: Picks | None) -> str:
+        if picks is not None:
+            return "; ".join(f"{pick.function}, number {_listed(pick.numbers)}" for pick in picks.kernels)
+        pattern = self.kernels.name if isinstance(self.kernels, KernelNames) else self.kernels
+        chosen = f"kernels matching {pattern!r}" if pattern else "all kernels"
+        return f"{chosen}, {self.launches or LAUNCHES} from number {self.skip} on"
+
     def parse(self, capture: Capture) -> Parsed:
-        """Tables `kernel_metrics` and `kernel_rules`. Without a report the run has already said why, and that stays."""
+        """Tables `kernel_profiles`, `kernel_metrics`, `kernel_rules`; `degraded` when they are not of the kernels that
+        were chosen.
+
+        Without a report the run has already said why, and that stays."""
         from orchestrator.formats import ncu
 
         path = capture.path("report")
         if path is None:
             return Parsed()
-        return Parsed(tuple(table for table in ncu.read(path) if len(table)))
+        content = ncu.read(path)
+        profiles = (table for table in content.tables if table.name == "kernel_profiles")
+        measured = {(row["kernel"], row["grid"], row["block"]): None for table in profiles for row in table.rows()}
+        amiss = "; ".join(_amiss(capture.options.get("picks") or {}, list(measured)))
+        tables = tuple(table for table in content.tables if len(table))
+        return Parsed(tables, content.notes, "degraded" if amiss else None, amiss or None)
+
+
+# ---------------------------------------------------------------- kernels that an earlier pass has chosen
+
+
+def _chosen(picks: Picks, by_steps: bool) -> tuple[str, ...]:
+    """The filter for the chosen launches, all in one start of the target: `--kernel-id` can be given only once, but
+    takes a regex for the names and one for the numbers (Nsight Compute CLI guide, "kernel-id": invocation-nr).
+
+    Where a window decides when ncu begins to count, it takes all launches of these names until each must have come."""
+    names = "|".join(_escaped(pick.match) for pick in picks.kernels)
+    base = ("--kernel-name-base", picks.base)
+    if by_steps:
+        return *base, "--kernel-name", f"regex:^({names})$", "--launch-count", str(picks.launches)
+    numbers = "|".join(map(str, sorted({number for pick in picks.kernels for number in pick.numbers})))
+    return *base, "--kernel-id", f"::regex:^({names})$:^({numbers})$"
+
+
+def _escaped(name: str) -> str:
+    """The name as a regex that matches it alone; `.` stands for the colon, which parts the fields of a kernel-id."""
+    begin = re.sub(r"[\\^$.|?*+()\[\]{}]", r"\\\g<0>", name[:LONGEST_NAME]).replace(":", ".")
+    return begin if len(name) <= LONGEST_NAME else f"{begin}.*"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}..."
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+Measured: TypeAlias = tuple[str, str | None, str | None]
+
+
+def _amiss(picks: Mapping[str, Any], measured: Sequence[Measured]) -> Iterator[str]:
+    """What was measured in place of the chosen kernels, and which of them are missing.
+
+    The mangled name is part of ncu's filter; functions are compared, as its demangled names are spelled otherwise than
+    those of nsys."""
+    chosen = [Pick(**pick) for pick in picks.get("kernels", ())]
+    known = {pick.function for pick in chosen}
+    for pick in chosen:
+        wanted = (pick.function, pick.grid, pick.block)
+        if any((function(name), grid, block) == wanted for name, grid, block in measured):
+            continue
+        others = [one for one in measured if function(one[0]) == pick.function] or [
+            one for one in measured if function(one[0]) not in known
+        ]
+        instead = f"ncu measured {_told(*others[0])}" if others else "ncu measured no launch of it"
+        yield f"{picks.get('source')} chose {_told(pick.function, pick.grid, pick.block)}, {instead}"
+
+
+def _told(name: str, grid: str | None, block: str | None) -> str:
+    return f"{function(name)} (grid {grid or 'unknown'}, block {block or 'unknown'})"

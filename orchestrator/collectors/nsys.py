@@ -23,10 +23,21 @@ Trace = Literal[
 WITH_GPU: tuple[Trace, ...] = ("cuda", "nvtx", "osrt", "cudnn", "cublas")
 WITHOUT_GPU: tuple[Trace, ...] = ("osrt", "nvtx")
 
+Export = Literal["jsonlines", "parquetdir", "arrowdir"]
+_PLACES: dict[Export, tuple[str, str]] = {
+    "jsonlines": ("report.jsonl", "report.jsonl"),
+    "parquetdir": ("report_parquet", "report_parquet/*"),
+    "arrowdir": ("report_arrow", "report_arrow/*"),
+}
+"""Where each further export goes, and the glob of its files."""
+
 _FLAGS = (
     "session-new", "trace", "wait", "show-output", "kill", "sample", "cpuctxsw", "output", "force-overwrite",
-    "stop-on-exit", "capture-range", "capture-range-end", "nvtx-capture",
+    "stop-on-exit", "capture-range", "capture-range-end", "nvtx-capture", "backtrace", "trace-fork-before-exec",
+    "cuda-graph-trace", "gpu-metrics-device", "gpu-metrics-devices",
 )  # fmt: skip
+_GPU_METRICS = ("gpu-metrics-devices", "gpu-metrics-device")
+"""The first since 2024."""
 _IMPORTER = "QdstrmImporter"
 _IMPORTER_PLACES = ("../host-*/QdstrmImporter", "QdstrmImporter", "../*/QdstrmImporter")
 _SYSTEM_IMPORTERS = "usr/lib/nsight-systems/host-*/QdstrmImporter"
@@ -58,6 +69,23 @@ class Nsys(Collector):
     sample: Literal["none", "process-tree"] = Field(
         "none", description="CPU samples; without a GPU nsys often hangs when it takes them"
     )
+    backtrace: Literal["lbr", "fp", "dwarf", "none"] | None = Field(
+        None, description="how the stacks of CPU samples are found; default: nsys's own, for compiled code lbr"
+    )
+    fork: bool = Field(
+        False,
+        description="trace also what a process made by fork does before an exec, such as multiprocessing's workers; "
+        "NVIDIA warns that a program may crash or hang under it",
+    )
+    graphs: Literal["graph", "node"] | None = Field(
+        None,
+        description="CUDA graphs: `graph` traces each launch as a whole, `node` shows its kernels, at a cost; default: "
+        "graph with a driver that can",
+    )
+    gpu_metrics: bool = Field(
+        False, description="sample the use of the GPU's units as well; needs permission for its counters"
+    )
+    export: tuple[Export, ...] = Field((), description="files to write beside the SQLite one, for other programs")
     flush: Duration = Field(120.0, description="how long nsys may take to write its data after the target has ended")
 
     probe: ClassVar[ToolProbe | None] = ToolProbe(
@@ -66,6 +94,7 @@ class Nsys(Collector):
         features=(
             *((flag, rf"--{flag}[=\s]") for flag in _FLAGS),
             *((f"trace={t}", rf"-t, --trace=(?:(?!Select the API)[\s\S])*?'{t}'") for t in get_args(Trace)),
+            *((f"export={e}", rf"--export=(?:(?!\n\s*-)[\s\S])*?\b{e}\b") for e in get_args(Export)),
         ),
         places=(
             "/opt/nvidia/nsight-systems/*/target-linux-*/nsys",
@@ -92,10 +121,27 @@ class Nsys(Collector):
         unknown = [t for t in self.trace or () if not _offers(tool, t)]
         if unknown:
             found.append(Check("nsys", "warn", f"nsys {tool.version} can't trace {', '.join(unknown)}: left out"))
+        lacking = self._lacking(tool)
+        if lacking:
+            found.append(Check("nsys", "warn", f"nsys {tool.version} does not offer {', '.join(lacking)}: left out"))
+        if self.fork:
+            found.append(Check("nsys", "warn", "fork: true may make a program crash or hang (NVIDIA says so)"))
         if importer(tool.path) is None:
             message = f"no {_IMPORTER} near {tool.path}: a report that nsys leaves as .qdstrm can't be converted"
             found.append(Check("nsys", "warn", message, "install the whole Nsight Systems package"))
         return found
+
+    def _lacking(self, tool: Tool) -> list[str]:
+        """The plan's wishes that this version does not know; when its help could not be understood, none."""
+        flags = {
+            "fork": self.fork and ("trace-fork-before-exec",),
+            "graphs": self.graphs and ("cuda-graph-trace",),
+            "backtrace": self.backtrace and ("backtrace",),
+            "gpu_metrics": self.gpu_metrics and _GPU_METRICS,
+        }
+        unknown = [wish for wish, names in flags.items() if names and not {*names} & tool.features]
+        lacking = [*unknown, *(f"export: {kind}" for kind in self.export if f"export={kind}" not in tool.features)]
+        return lacking if tool.features else []
 
     def traces(self, gpu: bool, tool: Tool) -> tuple[Trace, ...]:
         """What will be traced: as asked, or what can work; only what this version offers."""
@@ -114,7 +160,11 @@ class Nsys(Collector):
             wrap, beside = (nsys, "launch", *target), _window(job, nsys, session, record, self.flush)
         else:
             wrap, beside = (nsys, "profile", *target, *record, *_known(job.tool, {"kill": "none"})), ()
+        exports = tuple(kind for kind in self.export if f"export: {kind}" not in self._lacking(job.tool))
         left_out = [t for t in self.trace or () if t not in traces]
+        said = [f"nsys {job.tool.version} can't trace {', '.join(left_out)}"] if left_out else []
+        if lacking := self._lacking(job.tool):
+            said.append(f"nsys {job.tool.version} does not offer {', '.join(lacking)}")
         return Launch(
             wrap=Wrap(wrap, order=10),
             # without it nsys opens ranges only for names that the program has registered
@@ -122,22 +172,24 @@ class Nsys(Collector):
                 {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"} if self.range else {}, inject={"nvtx": "nvtx" in traces}
             ),
             beside=beside,
-            after=_after(nsys, job.dir),
-            artifacts=ARTIFACTS,
+            after=(*_after(nsys, job.dir), *_exports(nsys, job.dir, exports)),
+            artifacts=(*ARTIFACTS, *(Expect(kind, _PLACES[kind][1], kind, False, True, "report") for kind in exports)),
             signs=self._signs(nsys),
             # nsys writes there first; after a hang the file stays, with the environment in it
             litter=(r"Generating '([^'\n]+\.qdstrm)'",),
-            notes=(f"nsys {job.tool.version} can't trace {', '.join(left_out)}",) if left_out else (),
+            notes=tuple(said),
         )
 
     def _target(self, tool: Tool, session: str, traces: tuple[Trace, ...]) -> tuple[str, ...]:
         """Options of `profile` and `launch`: what is put into the target, and that only the target is waited for."""
-        options = {"session-new": session, "trace": ",".join(traces), "nvtx-capture": self.range}
+        options: dict[str, str | None] = {"session-new": session, "trace": ",".join(traces), "nvtx-capture": self.range}
+        options |= {"trace-fork-before-exec": "true" if self.fork else None, "cuda-graph-trace": self.graphs}
         return _known(tool, {**options, "wait": "primary", "show-output": "true"})
 
     def _record(self, job: Job) -> tuple[str, ...]:
         """Options of `profile` and `start`: what is recorded, when, and where to."""
-        options: dict[str, str | None] = {"sample": self.sample, "cpuctxsw": self.sample}
+        options: dict[str, str | None] = {"sample": self.sample, "cpuctxsw": self.sample, "backtrace": self.backtrace}
+        options |= {name: "all" for name in _GPU_METRICS[: None if job.tool.features else 1] if self.gpu_metrics}
         options |= {"output": f"{job.dir}/report", "force-overwrite": "true", "stop-on-exit": "true"}
         return _known(
             job.tool, options | ({"capture-range": "nvtx", "capture-range-end": "stop"} if self.range else {})
@@ -188,6 +240,11 @@ SIGNS = (
         r"Failed to create '[^']*': ([^\n.]+)", "tool_failed", "nsys could not write its report: {0}; it is in TMPDIR"
     ),
     Sign(r"(No space left on device|database or disk is full|Invalid truncate size)", "tool_failed", "disk full: {0}"),
+    Sign(
+        r"Version number is invalid: (\d+)@(\d+)@(\d+)",
+        "unreadable",
+        "the report is of a newer nsys ({0}.{1}.{2}) than the one here: read it with that version or a later one",
+    ),
     Sign(r"Version number is invalid: (\S+)", "unreadable", "the report is of a newer nsys ({0}) than the one here"),
     Sign(r"Qdstrm file is incomplete|File is corrupted", "tool_failed", "nsys was ended before its data was written"),
     Sign(r"FATAL ERROR: .*", "tool_failed", "nsys crashed while it wrote its report"),
@@ -240,3 +297,16 @@ def _after(nsys: str, directory: str) -> tuple[After, ...]:
     convert = After((str(tool), "-i", raw, "-o", report), "report.nsys-rep", when_missing="report.nsys-rep")
     export = (nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "--output", sqlite, report)
     return (*((convert,) if tool else ()), After(export, "report.sqlite"))
+
+
+def _exports(nsys: str, directory: str, kinds: tuple[Export, ...]) -> tuple[After, ...]:
+    """Further exports of this run's report."""
+    report = f"{directory}/report.nsys-rep"
+    return tuple(
+        After(
+            (nsys, "export", "--type", kind, "--force-overwrite", "true", "--output", f"{directory}/{place}", report),
+            place,
+        )
+        for kind, (place, _) in _PLACES.items()
+        if kind in kinds
+    )

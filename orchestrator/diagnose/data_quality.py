@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from orchestrator.model import Evidence, Finding
+from orchestrator.model import HARMLESS, Evidence, Finding
 from orchestrator.report import Report
+
+if TYPE_CHECKING:
+    import pandas
 
 SPREAD_LIMIT = 0.10
 """pyperf calls a benchmark unstable when its standard deviation is 10 % of the mean or more (pyperf, `check`
@@ -51,4 +55,43 @@ def distorted_passes(report: Report) -> Iterator[Finding]:
         )
 
 
-RULES = (unstable_timing, distorted_passes)
+def unseen_gpu_processes(report: Report) -> Iterator[Finding]:
+    """More processes of the target had the GPU open than kernels were seen of: the others were not traced."""
+    for capture in (c for c in report.captures if c.collector == "nsys" and c.status in HARMLESS):
+        passmates = [c.id for c in report.captures if c.pass_id == capture.pass_id]
+        users = _gpu_users(report.table("samples"), passmates)
+        if len(users) < 2:
+            continue
+        kernels = report.table("gpu_kernels")
+        seen = set() if kernels is None else set(kernels[kernels["capture"] == capture.id]["pid"].dropna().astype(int))
+        unseen = sorted(users - seen)
+        if not unseen:
+            continue
+        yield Finding(
+            rule="unseen_gpu_processes",
+            category="data_quality",
+            severity="major",
+            title=f"{len(users)} processes used the GPU, kernels seen in {len(users & seen)}",
+            advice="Processes made by fork are traced with `fork: true` on nsys; better, let the program start them by "
+            "spawn. The figures of the GPU leave out what the others did.",
+            confidence="high",
+            where={"pids": ", ".join(map(str, unseen))},
+            evidence=(
+                Evidence("samples", "gpu_process", len(users), "processes"),
+                Evidence("gpu_kernels", capture.id, len(users & seen), "processes"),
+            ),
+            sources=tuple(passmates),
+        )
+
+
+def _gpu_users(samples: pandas.DataFrame | None, captures: Sequence[str]) -> set[int]:
+    """The target's processes that the driver has listed; those of others on the same GPU are not in its tree."""
+    if samples is None:
+        return set()
+    here = samples[samples["capture"].isin(captures)]
+    listed = here[here["source"] == "gpu_process"]["subject"].str.split("/").str[-1]
+    own = here[here["source"] == "process"]["subject"]
+    return set(listed[listed.str.isdigit()].astype(int)) & set(own[own.str.isdigit()].astype(int))
+
+
+RULES = (unstable_timing, distorted_passes, unseen_gpu_processes)

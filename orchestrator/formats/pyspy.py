@@ -255,7 +255,7 @@ def read_raw(path: Path) -> Profile:
         for line in _whole_lines(file):
             body, _, count = line.rstrip().rpartition(" ")
             if body and count.isdecimal():
-                thread, names = _owner(body)
+                thread, names = owner(body)
                 stacks.append(Stack(thread, tuple(map(frames.__getitem__, names)), int(count)))
             elif line.strip():
                 dropped += 1
@@ -287,7 +287,7 @@ def _whole_lines(file: Iterable[str]) -> Iterator[str]:
         yield held
 
 
-def _owner(body: str) -> tuple[Thread, list[str]]:
+def owner(body: str) -> tuple[Thread, list[str]]:
     """The thread that the root frames name, and the other frames.
 
     A ';' may also stand in a command, which ends with '"'; in a thread's name, before the first `function (file)`;

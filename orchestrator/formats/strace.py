@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from orchestrator.errors import ParseError
+from orchestrator.formats.strace_plain import BY_FD, BY_FOLDER, BY_NAME, BY_RESULT, NOWHERE, Plain
 from orchestrator.formats.syscalls import syscall_class
 from orchestrator.tables import Table
 
@@ -142,8 +144,11 @@ def _merged(old: list[int | None], new: list[int | None]) -> list[int | None]:
 
 _STAMP_ERROR_NS = 25_000
 """How late a stamp of -ttt is, measured against the program's own clock readings: 14 to 25 us."""
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 21
 _LONGEST_LINE = 1 << 26
+_FIRST_BYTES = 1 << 16
+_MOST_USES = 1 << 17
+"""Distinct texts that name a file and are remembered."""
 
 _HEAD = re.compile(
     rb"\s*(?:\[pid\s+(\d{1,9})(?:<[^>]*>)?\]\s+|(\d{1,9})(?:<[^>]*>)?\s+(?=\S))?"  # [pid 12], 12, 12<comm>
@@ -154,7 +159,7 @@ _STAMP = re.compile(rb"(?:(\d\d):(\d\d):)?(\d{1,12})(?:\.(\d{1,9}))?")
 _EPOCH = re.compile(rb"\d{10}")
 _CALL = re.compile(rb"([A-Za-z_]\w*|\?{3,4})\(")
 _RESUMED = re.compile(rb"<\.\.\. (\w+|\?{3,4}) resumed>")
-_ENDED = re.compile(rb"\+\+\+ (?:exited with|killed by|superseded by execve in pid (\d{1,9})) ?.*\+\+\+")
+_ENDED = re.compile(rb"\+\+\+ (exited|killed|superseded) (?:with|by)(?: execve in pid (\d{1,9}))? ?.*\+\+\+")
 _SIGNAL = re.compile(rb"--- (?:SIG|stopped by ).* ---")
 _ASIDE = re.compile(  # strace's own messages, dumps of -e read, stack frames of -k, empty lines
     rb"strace: .*|Process \d+ (?:attached|detached|resumed|suspended).*|\[ Process PID=.* \]|[|>] .*|"
@@ -182,19 +187,13 @@ _MOVES_BYTES = frozenset(
     b"sendmsg sendfile sendfile64 splice tee vmsplice copy_file_range".split()
 )
 
-# Where a call names its file: nowhere, by descriptor, by name (or descriptor), by folder and name, by its result.
-_NOWHERE, _BY_FD, _BY_NAME, _BY_FOLDER_AND_NAME, _BY_RESULT = range(5)
-
 # Tallies and uses are lists, for speed. Both begin with: how often, failures, ns in all.
 _COUNT, _ERRORS, _TOTAL = range(3)
-# A tally, for a call in a thread: shortest, longest, where its file is named, whether it moves bytes, its uses by key.
-_MIN, _MAX, _WHERE, _MOVES, _USES = range(3, 8)
-_Tally = list[Any]
+# A tally, for a call in a thread, goes on with: shortest, longest.
+_MIN, _MAX = 3, 4
 # A use, for a call and a file: bytes read and written.
 _BYTES = 3
-_Use = list[int]
-
-_BRACKET = ord(")")
+_Sums = list[int]
 
 
 @dataclass(frozen=True)
@@ -211,6 +210,9 @@ class Trace:
     first_ns: int | None
     last_ns: int | None
     """The stamps of the first and the last line, on the clock of `events`."""
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """How many lines there are: `all`; `unfinished` and `resumed`, the halves of calls; `unknown result`, with `= ?`,
+    also before an error; `signal`; `exited` and `killed`."""
 
 
 def read_trace(path: Path, events: int = 1000, processes: Collection[int] = ()) -> Trace:
@@ -224,10 +226,12 @@ def read_trace(path: Path, events: int = 1000, processes: Collection[int] = ()) 
     """
     log = _Log(events)
     with _opened(path) as file:
-        for lines in _line_blocks(file, path):
-            log.feed(lines)
-            if not log.recognised:
-                raise ParseError(f"{path.name} is no strace log: no line of it is a system call")
+        for text in _blocks(file, path):
+            log.feed(text)
+            if not log.recognised and file.tell() > _BLOCK_BYTES:
+                break
+    if not log.recognised:
+        raise ParseError(f"{path.name} is no strace log: no line of it is a system call")
     return log.trace(processes)
 
 
@@ -242,30 +246,18 @@ def _opened(path: Path) -> BinaryIO:
         raise ParseError(f"{path.name} can't be read: {error.strerror}") from error
 
 
-def _line_blocks(file: BinaryIO, path: Path) -> Iterator[list[bytes]]:
-    """The lines of the file, about a MiB at a time."""
-    rest = b""
-    while block := file.read(_BLOCK_BYTES):
-        lines = (rest + block).split(b"\n")
-        rest = lines.pop()
-        if len(rest) > _LONGEST_LINE:
-            raise ParseError(f"{path.name} is no strace log: it has a line of more than {_LONGEST_LINE >> 20} MiB")
-        if lines:
-            yield lines
-    if rest:
-        yield [rest]
-
-
-class _Durations(dict[bytes, int]):
-    """`0.000047>` -> ns. Few distinct ones make up a log. KeyError for what is no duration."""
-
-    def __missing__(self, text: bytes) -> int:
-        if not re.fullmatch(rb"\d{1,7}\.\d{1,9}>", text):
-            raise KeyError(text)
-        if len(self) > 1 << 16:
-            self.clear()
-        ns = self[text] = _nanoseconds(text[:-1])
-        return ns
+def _blocks(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """The file as texts of whole lines: a short one, which makes most calls known, and then of about 2 MiB each."""
+    size = _FIRST_BYTES
+    while block := file.read(size):
+        size = _BLOCK_BYTES
+        if block[-1:] != b"\n":
+            block += file.readline(_LONGEST_LINE)
+        if block[-1:] != b"\n":
+            if len(block) >= _LONGEST_LINE:
+                raise ParseError(f"{path.name} is no strace log: it has a line of more than {_LONGEST_LINE >> 20} MiB")
+            block += b"\n"
+        yield block
 
 
 def _nanoseconds(seconds: bytes) -> int:
@@ -274,9 +266,8 @@ def _nanoseconds(seconds: bytes) -> int:
 
 
 class _Log:
-    """Two ways through a line: `feed` takes those of our own layout, `pid stamp name(args) = result <duration>` or its
-    halves, whose thread and call are known already, in few and cheap steps; `_line` takes every line there is. Both end
-    in the same tallies."""
+    """Two ways through a line: `Plain` takes most of the layout that we record ourselves, many at a time; `_line` takes
+    every line there is. Both end in the same tallies."""
 
     def __init__(self, events: int) -> None:
         self.recognised = 0
@@ -286,73 +277,60 @@ class _Log:
         self._in_summary = False
         self._interrupted = b""
         """The beginning of a line that strace's own message has broken in two."""
-        self._tallies: dict[tuple[bytes, bytes], _Tally] = {}
-        self._plain: dict[bytes, dict[bytes, _Tally]] = {}
-        """The tallies that `feed` may use, by thread and call."""
-        self._durations = _Durations()
-        self._places: dict[bytes, dict[bytes, _Use]] = {}
+        self._serial = 0
+        """Of the line that is read."""
+        self._plain = Plain(self)
+        self._tallies: dict[tuple[bytes, bytes], _Sums] = {}
+        self._places: dict[bytes, dict[bytes, _Sums]] = {}
         """What each file was used for, by call."""
-        self._uses: dict[bytes, dict[bytes, _Use]] = {}
-        """The same by call and by the text that names the file in a line: a cache."""
         self._pending: dict[bytes, tuple[bytes, bytes]] = {}
         """The first halves of calls, and their stamps, by thread."""
         self._parents: dict[bytes, tuple[bytes, bool]] = {}
         self._slowest = _Slowest(events)
         self._clock = _Clock()
+        self._lines: Counter[str] = Counter()
 
-    def feed(self, lines: list[bytes]) -> None:
-        """Count these lines. Everything that can go wrong in a line does so before the first tally is touched."""
-        plain, durations, pending, floor = self._plain, self._durations, self._pending, self._slowest.floor
-        for line in lines:
-            try:
-                thread, stamp, call = line.split(None, 2)
-                calls = plain[thread]
-                if call[:5] == b"<... ":
-                    stamp, call = _joined_halves(pending, thread, call)
-                    line = b"%b %b %b" % (thread, stamp, call)
-                name, _, args = call.partition(b"(")
-                tally = calls[name]
-                if args[-17:] == b" <unfinished ...>":
-                    pending[thread] = stamp, call[:-17]
-                    continue
-                end = args.rindex(b" <")
-                ns = durations[args[end + 2 :]]
-                middle = args.rindex(b" = ", 0, end)
-                result = args[middle + 3 : end]
-                if args[middle - 1] != _BRACKET and not args[:middle].rstrip().endswith(b")"):
-                    raise ValueError("the text of the result looks like a result")
-                if result[-1:] == b">" and not _FD.fullmatch(result):
-                    raise ValueError("a file name looks like a result")
-                failed = result[:1] in b"-?" and _FAILED.match(result) is not None
-                moved = int(result[:15]) if tally[_MOVES] and result.isdigit() else 0
-            except (KeyError, ValueError, IndexError):
-                self._line(line)
-                floor = self._slowest.floor
-                continue
-            tally[_COUNT] += 1
-            tally[_ERRORS] += failed
-            tally[_TOTAL] += ns
-            if ns > tally[_MAX]:
-                tally[_MAX] = ns
-            if ns < tally[_MIN]:
-                tally[_MIN] = ns
-            if where := tally[_WHERE]:
-                key = args[:middle].partition(b",")[0] if where <= _BY_NAME else _key(where, args[:middle], result)
-                use = tally[_USES].get(key) or self._use(where, name, args, key)
-                use[_COUNT] += 1
-                use[_ERRORS] += failed
-                use[_TOTAL] += ns
-                use[_BYTES] += moved
-            if ns > floor:
-                floor = self._slowest.add(ns, thread, stamp, name, args[:middle].rstrip()[:-1], result)
-        if last := _HEAD.match(lines[-1]):
+    def feed(self, text: bytes) -> None:
+        """Count the lines of a text."""
+        count, joined, left = self._plain.take(text, self._serial, self._pending, self._slowest.floor)
+        after = self._serial + count
+        self._lines.update(dict.fromkeys(("unfinished", "resumed"), joined))
+        for self._serial, line in left:
+            self._line(line)
+        self._serial = after
+        if last := _HEAD.match(text, text.rfind(b"\n", 0, -1) + 1):
             self._clock.see(last[3])
+        if len(self._plain.uses) > _MOST_USES:
+            self._settle()
+
+    # what Plain asks for ----------------------------------------------------------------------------------------------
+
+    def tally(self, thread: bytes, name: bytes) -> _Sums:
+        return self._tallies.setdefault((thread, name), [0, 0, 0, 1 << 62, -1])
+
+    def use(self, name: bytes, args: bytes, key: bytes, result: bytes) -> _Sums | None:
+        where = _where(name)
+        if where == BY_RESULT and result[-1:] == b">" and not _FD.fullmatch(result):
+            return None
+        path, end = _path(where, args, key)
+        return self._use(path, name) if end <= len(key) else None
+
+    def slow(self, ns: int, serial: int, *event: bytes) -> bool:
+        return self._slowest.add(ns, serial, *event)
+
+    def _settle(self) -> None:
+        """Adds what Plain has counted."""
+        for tally, (count, errors, total, shortest, longest) in self._plain.tallies.taken():
+            _add(tally, count, errors, total)
+            tally[_MIN], tally[_MAX] = min(tally[_MIN], shortest), max(tally[_MAX], longest)
+        for use, sums in self._plain.uses.taken():
+            _add(use, *sums)
 
     # every line -------------------------------------------------------------------------------------------------------
 
     def _line(self, line: bytes) -> None:
         line, self._interrupted = self._interrupted + line, b""
-        if interrupted := _INTERRUPTED.fullmatch(line):
+        if line.endswith(b" attached") and (interrupted := _INTERRUPTED.fullmatch(line)):
             self._interrupted = interrupted[1]
             return
         head = _HEAD.match(line)
@@ -360,14 +338,17 @@ class _Log:
         thread, text = head[1] or head[2] or b"", line[head.end() :].rstrip()
         stamp = self._clock.shown(head[3] or b"")
         if resumed := _RESUMED.match(text):
+            self._lines["resumed"] += 1
             stamp, text = self._whole(thread, resumed[1], text[resumed.end() :])
         if call := _CALL.match(text):
             known = self._call(thread, stamp, call[1], text[call.end() :])
             self.dropped += not known
         elif ended := _ENDED.fullmatch(text):
-            known = self._ended(thread, ended[1])
+            self._lines["killed" if ended[1] == b"killed" else "exited"] += 1
+            known = self._ended(thread, ended[2])
         else:
             known = _SIGNAL.fullmatch(text) is not None
+            self._lines["signal"] += known
             self.dropped += not (known or self._aside(text))
         self.recognised += known
 
@@ -395,11 +376,14 @@ class _Log:
     def _call(self, thread: bytes, stamp: bytes, name: bytes, rest: bytes) -> bool:
         """A call from what follows its bracket. False when the line breaks off."""
         if rest.endswith(b"<unfinished ...>"):
+            self._lines["unfinished"] += 1
+            self.unreturned += thread in self._pending
             self._pending[thread] = stamp, name + b"(" + rest.removesuffix(b"<unfinished ...>").removesuffix(b" ")
             return True
         end = next((m for m in _CALL_END.finditer(rest) if m.lastindex), None)
         result = end and _RESULT.fullmatch(rest, end.end())
-        if rest.endswith(b"<detached ...>") or (result and result[1][:3] in (b"?", b"? <")):
+        self._lines["unknown result"] += bool(result and result[1][:1] == b"?")
+        if (result and result[1][:3] in (b"?", b"? <")) or rest.endswith(b"<detached ...>"):
             self.unreturned += 1
             return True
         if not end or not result or not result[1] or (self._timed and not result[2]):
@@ -410,49 +394,31 @@ class _Log:
     def _returned(
         self, thread: bytes, stamp: bytes, name: bytes, args: bytes, result: bytes, seconds: bytes | None
     ) -> None:
-        self._timed |= seconds is not None
         ns = _nanoseconds(seconds or b"0")
-        tally = self._tally(thread, stamp, name, seconds is not None)
         failed = _FAILED.match(result) is not None
-        uses = [tally]
-        if where := tally[_WHERE]:
-            uses.append(self._use(where, name, args, _key(where, args, result)))
-            uses[1][_BYTES] += int(result[:15]) if tally[_MOVES] and result.isdigit() else 0
-        for use in uses:
-            use[_COUNT] += 1
-            use[_ERRORS] += failed
-            use[_TOTAL] += ns
+        tally, where, moves = self.tally(thread, name), _where(name), name in _MOVES_BYTES
+        _add(tally, 1, failed, ns)
+        if where:
+            path, _ = _path(where, args, _key(where, args, result))
+            _add(self._use(path, name), 1, failed, ns, int(result[:15]) if moves and result.isdigit() else 0)
         if seconds is not None:
+            self._timed = True
             tally[_MIN], tally[_MAX] = min(tally[_MIN], ns), max(tally[_MAX], ns)
-            if ns > self._slowest.floor:
-                self._slowest.add(ns, thread, stamp, name, args, result)
+            if ns >= self._slowest.floor:
+                self._slowest.add(ns, self._serial, thread, stamp, name, args, result)
+        if seconds is not None:
+            self._plain.know(name, where, moves, name not in _NEW_TASK)
         if name in _NEW_TASK and not failed and (child := re.match(rb"\d{1,9}", result)):
             self._parents[child[0]] = (thread, b"CLONE_THREAD" in args)
 
-    def _tally(self, thread: bytes, stamp: bytes, name: bytes, timed: bool) -> _Tally:
-        """The tally of a call in a thread. It is opened to `feed` when the line is of the layout that `feed` knows."""
-        tally = self._tallies.get((thread, name))
-        if tally is None:
-            uses = self._uses.setdefault(name, {})
-            tally = self._tallies[thread, name] = [0, 0, 0, 1 << 62, -1, _where(name), name in _MOVES_BYTES, uses]
-        if thread and timed and name not in _NEW_TASK and stamp[10:11] == b".":
-            self._plain.setdefault(thread, {})[name] = tally
-        return tally
-
-    def _use(self, where: int, name: bytes, args: bytes, key: bytes) -> _Use:
-        """What the call does to its file; remembered by `key` if that says which file it is."""
-        path, end = _path(where, args, key)
-        use = self._places.setdefault(path, {}).setdefault(name, [0, 0, 0, 0])
-        if end <= len(key):
-            uses = self._uses[name]
-            if len(uses) > 1 << 16:
-                uses.clear()
-            uses[key] = use
-        return use
+    def _use(self, path: bytes, name: bytes) -> _Sums:
+        """What a call does to a file."""
+        return self._places.setdefault(path, {}).setdefault(name, [0, 0, 0, 0])
 
     # results ----------------------------------------------------------------------------------------------------------
 
     def trace(self, processes: Collection[int]) -> Trace:
+        self._settle()
         roots = {b"%d" % pid for pid in processes}
         clock = self._clock
         return Trace(
@@ -468,11 +434,12 @@ class _Log:
             unreturned=self.unreturned + len(self._pending),
             first_ns=_stamp_ns(clock.first),
             last_ns=_stamp_ns(clock.last),
+            lines={"all": self._serial, **self._lines},
         )
 
     def _syscall_rows(self, roots: set[bytes]) -> Iterator[tuple[Any, ...]]:
         """By total time, longest first."""
-        for (thread, call), tally in sorted(self._tallies.items(), key=lambda item: -item[1][_TOTAL]):
+        for (thread, call), tally in sorted(self._tallies.items(), key=lambda item: (-item[1][_TOTAL], item[0])):
             name, timed = call.decode("ascii", "replace"), tally[_MAX] >= 0
             times = (tally[_TOTAL], tally[_TOTAL] / tally[_COUNT], tally[_MIN], tally[_MAX]) if timed else (None,) * 4
             counts = (tally[_COUNT], tally[_ERRORS])
@@ -481,7 +448,7 @@ class _Log:
     def _path_rows(self) -> Iterator[tuple[Any, ...]]:
         """By total time, longest first."""
         sums_of = {path: [sum(c) for c in zip(*uses.values(), strict=True)] for path, uses in self._places.items()}
-        for path, sums in sorted(sums_of.items(), key=lambda place: -place[1][_TOTAL]):
+        for path, sums in sorted(sums_of.items(), key=lambda place: (-place[1][_TOTAL], place[0])):
             uses = self._places[path]
             if path:
                 names = sorted(uses, key=lambda name: (-uses[name][_COUNT], name))
@@ -504,43 +471,37 @@ class _Log:
         return None
 
 
-def _joined_halves(pending: dict[bytes, tuple[bytes, bytes]], thread: bytes, second: bytes) -> tuple[bytes, bytes]:
-    """The stamp and the text of a call that `<... name resumed>` ends. Raises KeyError or ValueError, and takes nothing
-    away, when it isn't the one that was begun."""
-    stamp, begun = pending[thread]
-    end = second.index(b" resumed>")
-    if not begun.startswith(second[5:end] + b"("):
-        raise ValueError("another call was begun")
-    del pending[thread]
-    return stamp, begun + second[end + 9 :]
+def _add(sums: _Sums, *more: int) -> None:
+    for place, value in enumerate(more):
+        sums[place] += value
 
 
 def _where(name: bytes) -> int:
     if name in _OPEN:
-        return _BY_RESULT
+        return BY_RESULT
     if name in _AT:
-        return _BY_FOLDER_AND_NAME
+        return BY_FOLDER
     kind = syscall_class(name.decode("ascii", "replace"))
-    return {"file": _BY_NAME, "desc": _BY_FD, "network": _BY_FD}.get(kind, _NOWHERE)
+    return {"file": BY_NAME, "desc": BY_FD, "network": BY_FD}.get(kind, NOWHERE)
 
 
 def _key(where: int, args: bytes, result: bytes) -> bytes:
     """The text that names the file of a call: its result, or its first arguments (or less, where a comma stands in the
     name)."""
-    if where == _BY_RESULT and result[-1:] == b">":
+    if where == BY_RESULT and result[-1:] == b">":
         return result
-    if where >= _BY_FOLDER_AND_NAME:
+    if where >= BY_FOLDER:
         return b",".join(args.split(b",", 2)[:2])
     return args.partition(b",")[0]
 
 
 def _path(where: int, args: bytes, key: bytes) -> tuple[bytes, int]:
     """The file of a call (empty: none is named), and how much of the arguments was needed to see it."""
-    if where == _BY_RESULT and (opened := _FD.fullmatch(key)):
+    if where == BY_RESULT and (opened := _FD.fullmatch(key)):
         return opened[1], 0
-    if where >= _BY_FOLDER_AND_NAME and (named := _NAMED_AT.match(args)):
+    if where >= BY_FOLDER and (named := _NAMED_AT.match(args)):
         return _joined(named[1], named[2]), named.end()
-    if where == _BY_NAME and (named := _NAMED.match(args)):
+    if where == BY_NAME and (named := _NAMED.match(args)):
         return named[1], named.end()
     by_fd = _FD.match(args)
     return (by_fd[1], by_fd.end()) if by_fd else (b"", 0)
@@ -562,25 +523,26 @@ def _number(text: bytes) -> int | None:
 
 
 class _Slowest:
-    """The N slowest calls; of equally slow ones the earliest. `floor`: only a slower one than this is worth adding."""
+    """The N slowest calls; of equally slow ones the earliest."""
 
     def __init__(self, size: int) -> None:
-        self.floor = -1 if size else 1 << 62
         self._size = size
         self._heap: list[tuple[Any, ...]] = []
-        self._serial = 0
 
-    def add(self, ns: int, *event: bytes) -> int:
-        """Keep it; the new floor."""
-        self._serial -= 1
-        item = (ns, self._serial, *event)
+    @property
+    def floor(self) -> int:
+        """No quicker call than this is worth adding."""
+        if len(self._heap) < self._size:
+            return -1
+        return int(self._heap[0][0]) if self._size else 1 << 62
+
+    def add(self, ns: int, serial: int, *event: bytes) -> bool:
+        """Keep it, if it is slow enough. `serial`: of its line."""
+        item = (ns, -serial, *event)
         if len(self._heap) < self._size:
             heapq.heappush(self._heap, item)
-        else:
-            heapq.heapreplace(self._heap, item)
-        if len(self._heap) == self._size:
-            self.floor = self._heap[0][0]
-        return self.floor
+            return True
+        return bool(self._heap) and heapq.heappushpop(self._heap, item) is not item
 
     def events(self) -> Iterator[tuple[Any, ...]]:
         for ns, _, *event in sorted(self._heap, reverse=True):

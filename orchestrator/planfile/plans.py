@@ -295,6 +295,16 @@ def select(plan: Plan, only: Sequence[str] = (), skip: Sequence[str] = ()) -> Pl
     return plan.model_copy(update={"collectors": tuple(items)})
 
 
+def check_needs(plan: Plan) -> None:
+    """Raises UsageError when the chosen part lacks what another of its collectors takes its kernels from."""
+    for _, collector, need in plan.unmet():
+        raise UsageError(
+            f"{collector.use} takes its kernels from {need}, and --only or --skip leaves that out",
+            "",
+            f"choose {need} as well, or add to a report that has it: --only {collector.use} --into RUN",
+        )
+
+
 def _names(plan: Plan, option: str, given: Sequence[str]) -> set[str]:
     names = {name.strip() for text in given for name in text.split(",") if name.strip()}
     if given and not names:

@@ -12,7 +12,7 @@ from signal import Signals
 from typing import TYPE_CHECKING, TextIO
 
 from orchestrator import redact
-from orchestrator.model import HARMLESS, Capture, Check, Metric, Pass, PassRecord
+from orchestrator.model import HARMLESS, USABLE, Capture, Check, Metric, Pass, PassRecord
 from orchestrator.render import stepping, view
 from orchestrator.units import show_bytes, show_duration
 
@@ -191,18 +191,36 @@ def _told(report: Report) -> Iterator[tuple[str, str]]:
     wall = report.metrics.get("wall_s")
     if wall and wall.value is not None:
         yield "bare run", _mean(wall)
+    yield from _imported(report)
     if steps := stepping.stepping(report):
         yield "step", stepping.line(report, steps)
     slower = [f"{'+'.join(p.collectors)} {_slowdown(report, p)}" for p in report.passes if p.slowdown is not None]
     if slower:
         yield "slowdown", ", ".join(slower)
     yield from (("drifted", text) for text in view.drifted(report))
-    yield from _lost(report)
+    if not report.run.imported:
+        yield from _lost(report)
     yield from ((f.severity, f.title) for f in report.findings if f.severity != "info")
     size = sum(a.bytes for c in report.captures for a in c.artifacts)
     pages = (report.folder / name for name in ("index.html", "report.md"))
     page = next((page for page in pages if page.exists()), report.folder)
     yield "report", str(page) + (f" ({show_bytes(size)} of raw data)" if size else "")
+
+
+def _imported(report: Report) -> Iterator[tuple[str, str]]:
+    """What each imported file is and holds, or why it gives nothing, in one line."""
+    for capture in report.captures if report.run.imported else ():
+        if capture.status not in USABLE:
+            reason = capture.reason or "no reason is known"
+            name = view.file_name(capture)
+            yield capture.status, reason if reason.startswith(name) else f"{name}: {reason}"
+        else:
+            names = [n for n in report.metrics if n.partition(".")[2] in ("", capture.id)]
+            figures = [view.figure(n, report.metrics[n]) for n in names]
+            held = [f"{figure.label.removesuffix(f', {capture.id}')} {figure.value}" for figure in figures]
+            said = [capture.reason] if capture.reason else [] if held else capture.notes[:1]
+            about = "; ".join((view.tool(capture), *held, *said))
+            yield capture.status, f"{view.file_name(capture)}: {about}"
 
 
 def _mean(wall: Metric) -> str:

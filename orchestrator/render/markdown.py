@@ -59,9 +59,13 @@ def render(report: Report) -> str:
 
 def _head(report: Report) -> Iterator[str]:
     run, told = report.run, view.verdict(report)
+    yield from (f"# {escape(run.name)}: {escape(told.word)}", "", escape(told.sentence), "")
+    if run.imported:
+        names = ", ".join(code(view.file_name(capture)) for capture in report.captures)
+        yield f"imported {escape(view.moment(run.started_at))} from {names} · the command is not known here"
+        return
     command = view.visible(shlex.join(run.command))
     fence = _fence(command, 3)
-    yield from (f"# {escape(run.name)}: {escape(told.word)}", "", escape(told.sentence), "")
     yield from (f"{fence}sh", command, fence, "")
     facts = (
         f"in {code(run.cwd)}",
@@ -105,6 +109,10 @@ def _timing(report: Report) -> Iterator[str]:
         )
         for f in view.figures(report)
     ]
+    if report.run.imported:
+        yield from _section("Figures", ("Figure", ">Value"), [row[:2] for row in rows], "The files hold no figures.")
+        yield from ("", f"{view.IMPORTED[0].upper()}{view.IMPORTED[1:]}.")
+        return
     yield from _section("Timing", head, rows, "Not measured: no bare run of the target was timed.")
 
 
@@ -145,7 +153,8 @@ def _phases(course: stepping.Course) -> Iterator[str]:
 def _passes(report: Report) -> Iterator[str]:
     head = ("Pass", "Role", "Collectors", ">Wall time", "Slowdown (95 % interval)", "Trust", "Target", "Notes")
     rows = [_pass(row) for row in view.passes(report)]
-    yield from _section("Passes", head, rows, "The target was not started.")
+    nothing = "The files were there already." if report.run.imported else "The target was not started."
+    yield from _section("Passes", head, rows, nothing)
 
 
 def _pass(row: view.PassRow) -> tuple[Cell, ...]:
@@ -169,7 +178,8 @@ def _capture(capture: Capture) -> tuple[Cell, ...]:
     kept = f"{len(files)}, {view.size(sum(a.bytes for a in files))}" if files else "none"
     env = " (contains environment)" if any(a.holds_env for a in files) else ""
     said = escape("; ".join(t for t in (capture.reason, *capture.notes) if t))
-    trust = capture.trust if capture.status in USABLE else "no usable data"
+    known = "not judged" if capture.imported else capture.trust
+    trust = known if capture.status in USABLE else "no usable data"
     return (capture.id, view.words(capture.status), escape(view.tool(capture)), trust, kept + env, said)
 
 
@@ -276,7 +286,7 @@ def _copies(row: gpu.Copies) -> tuple[Cell, ...]:
         gpu.rate(row.bandwidth),
         pageable,
     )
-    return (escape(row.name), *shown)
+    return (code(row.name), *shown)
 
 
 def _kernels(report: Report) -> Iterator[str]:
@@ -315,7 +325,10 @@ def _environment(report: Report) -> Iterator[str]:
         )
         for s in report.environment
     ]
-    yield from _section("Environment", head, rows, "The plan changed nothing on this machine.")
+    nothing = (
+        "Nothing: no plan made this report." if report.run.imported else "The plan changed nothing on this machine."
+    )
+    yield from _section("Environment", head, rows, nothing)
 
 
 def _text(text: str | None) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator import units
-from orchestrator.model import USABLE, Capture, Exit, Metric, PassRecord, Process, StepRecord, Trust
+from orchestrator.model import IMPORT, USABLE, Capture, Exit, Metric, PassRecord, Process, StepRecord, Trust
 
 if TYPE_CHECKING:
     import pandas
@@ -115,7 +115,8 @@ def verdict(report: Report) -> Verdict:
     known = (outcome.target_exit_code, outcome.target_signal) != (None, None)
     last = next((p for p in reversed(report.passes) if p.run), None) if attached(report) else None
     target = ended_so.describe() if known else (ended(last) if last else None) or "end unknown"
-    told = stop(outcome.reason or f"{_costliest(report) or _timed(report)}; {_gave(report)}")
+    first = _costliest(report) or (IMPORTED if report.run.imported else _timed(report))
+    told = stop(outcome.reason or f"{first}; {_gave(report)}")
     told = told[0].upper() + told[1:] if told.startswith(("the ", "a ")) else told
     return Verdict("bad" if outcome.exit_code else "good", words(outcome.status), told, target)
 
@@ -144,7 +145,18 @@ def _timed(report: Report) -> str:
     return f"the program takes {shown.value} ({', '.join(t for t in (runs, shown.half_width_pct) if t)})"
 
 
+IMPORTED = "the files were measured elsewhere: there is no bare run to compare with"
+
+
+def file_name(capture: Capture) -> str:
+    """The file that an imported capture was made of."""
+    return str(capture.options.get("file") or capture.id)
+
+
 def _gave(report: Report) -> str:
+    if report.run.imported:
+        read = sum(c.status in USABLE for c in report.captures)
+        return f"{read} of {_files(len(report.captures))} with usable data"
     usable, lost = collectors(report)
     total = len(usable) + len(lost)
     if not total:
@@ -154,6 +166,10 @@ def _gave(report: Report) -> str:
         return f"{named} gave usable data"
     why = ", ".join(f"{name}: {words(status)}" for name, status in lost.items())
     return f"{len(usable)} of {total} collectors gave usable data ({why})"
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'' if count == 1 else 's'}"
 
 
 def collectors(report: Report) -> tuple[list[str], dict[str, str]]:
@@ -247,7 +263,7 @@ def figure(name: str, metric: Metric) -> Figure:
     known = [v for v in (metric.value, metric.median) if v is not None and math.isfinite(v)]
     factor, unit = scale(_unit(name, metric), known[0] if known else 0.0)
     half = (metric.ci95[1] - metric.ci95[0]) / 2 if metric.ci95 else None
-    counted = metric.unit == "steps" and all(v.is_integer() for v in map(float, known))
+    counted = metric.unit in _COUNTED and all(v.is_integer() for v in map(float, known))
     places = 0 if counted else decimals((half or abs(known[0] if known else 0.0) / 100) / factor)
 
     def show(value: float | None) -> str | None:
@@ -259,7 +275,7 @@ def figure(name: str, metric: Metric) -> Figure:
     low, high = (show(max(v, least)) for v in metric.ci95) if metric.ci95 else (None, None)
     return Figure(
         name,
-        label=LABELS.get(name, words(name)),
+        label=_metric_label(name),
         value=show(metric.value),
         interval=f"{low.removesuffix(unit).rstrip()} to {high}" if low and high else None,
         half_width_pct=_half_width(100 * half / metric.value) if half is not None and metric.value else None,
@@ -270,6 +286,13 @@ def figure(name: str, metric: Metric) -> Figure:
         n=metric.n,
         outliers=metric.outliers,
     )
+
+
+def _metric_label(name: str) -> str:
+    """Of a figure of one of several files with the name of its capture."""
+    base, _, number = name.partition(f".{IMPORT}-")
+    label = LABELS.get(base, words(base))
+    return f"{label}, {IMPORT}-{number}" if number else label
 
 
 def _half_width(pct: float) -> str:
@@ -284,7 +307,22 @@ LABELS: Mapping[str, str] = {
     "user_s": "User CPU time",
     "sys_s": "System CPU time",
     "max_rss_bytes": "Peak memory",
+    "gpu_time_s": "GPU time, graphs and kernels",
+    "gpu_kernel_time_s": "GPU kernel time",
+    "gpu_graph_time_s": "GPU time of CUDA graphs",
+    "gpu_kernels": "GPU kernels",
+    "gpu_graphs": "CUDA graphs",
+    "cuda_allocated_bytes": "CUDA memory allocated",
+    "cuda_reserved_bytes": "CUDA memory reserved",
+    "cuda_segments": "CUDA allocator",
+    "profiled_launches": "Kernels in depth",
+    "samples": "Sampled",
+    "sampled_time_s": "Sampled time",
+    "syscalls": "System calls",
+    "syscall_time_s": "Time in system calls",
 }
+_COUNTED = ("steps", "launches", "segments", "samples", "calls")
+"""Units of figures that are whole numbers."""
 
 
 def _unit(name: str, metric: Metric) -> str | None:
@@ -361,6 +399,8 @@ _ENDERS = {"window": " (ended with the window)", "timeout": " (time-out)", "inte
 def tool(capture: Capture) -> str:
     """strace 6.1; what needs no tool, or was not started, says so."""
     found = capture.tool
+    if capture.imported:
+        return f"{found.name} {found.version or '(version unknown)'}" if found else "tool unknown"
     if found and found.path:
         return f"{found.name} {found.version or '(version unknown)'}"
     return "no tool needed" if found else "not started"

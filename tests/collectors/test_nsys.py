@@ -174,13 +174,6 @@ def test_a_range_that_never_opened_is_named(golden: Path) -> None:
     assert first(signs, said) == ("tool_failed", "capture range never opened: no NVTX range never{0}@*")
 
 
-def test_a_report_of_a_newer_nsys_is_unreadable(shared: Path) -> None:
-    said = (shared / "data/nsys/local2022.4.2_export_error_2025.5.2_rtx3060_wsl_vecadd.txt").read_text()
-    status, reason = first(nsys().launch(job()).signs, said) or ("", "")
-    assert status == "unreadable"
-    assert "2025@5@2" in reason
-
-
 def test_what_a_normal_run_prints_is_no_sign() -> None:
     said = "FileNotFoundError: [Errno 2] No such file or directory: 'x'\n"
     said += "Generating '/tmp/nsys-report-1.qdstrm'\nGenerated:\n    /scratch/report.qdstrm\n"
@@ -220,7 +213,7 @@ def test_parse_gives_the_tables_and_says_that_there_was_no_gpu(golden: Path, tmp
     db.executescript((golden / "nsys" / "osrt_nvtx.sql").read_text())
     db.close()
     parsed = nsys().parse(capture(path))
-    assert [t.name for t in parsed.tables] == ["os_calls_summary", "ranges"]
+    assert [t.name for t in parsed.tables] == ["os_calls_summary", "ranges", "range_summary"]
     assert parsed.notes == ("no GPU to trace: the recording names no NVIDIA GPU",)
     assert parsed.status is None, "the run's own status stays"
 
@@ -246,3 +239,61 @@ def test_the_help_of_the_installed_version_is_understood() -> None:
     tool = nsys().tool(Machine({"nsys": shutil.which("nsys") or ""}))
     assert {"output", "trace", "sample", "trace=osrt", "trace=nvtx", "trace=cuda"} <= tool.features
     assert re.fullmatch(r"20\d\d\.\d+(\.\d+)*", tool.version or "")
+
+
+# ---------------------------------------------------------------- forks, graphs, further exports
+
+WISHES = FLAGS | TRACES | {"trace-fork-before-exec", "cuda-graph-trace", "backtrace", "gpu-metrics-device"}
+NEW = Tool("nsys", "/opt/nsys/bin/nsys", "2025.3.2", frozenset(WISHES | {"export=jsonlines", "export=parquetdir"}))
+ALL = {"fork": True, "graphs": "node", "backtrace": "fp", "sample": "process-tree", "gpu_metrics": True}
+
+
+def test_what_the_plan_wants_beyond_the_defaults() -> None:
+    launch = nsys(**ALL).launch(job(NEW))
+    assert {
+        "--trace-fork-before-exec=true", "--cuda-graph-trace=node", "--backtrace=fp", "--sample=process-tree",
+        "--gpu-metrics-device=all",
+    } <= set(wrap(launch))  # fmt: skip
+    assert launch.notes == ()
+    assert not any("fork" in word or "graph" in word for word in wrap(nsys().launch(job(NEW))))
+
+
+def test_in_a_window_they_belong_to_launch_or_to_start() -> None:
+    launch = nsys(**ALL).launch(job(NEW, window=Window(1.0)))
+    assert {"--trace-fork-before-exec=true", "--cuda-graph-trace=node"} <= set(wrap(launch))
+    assert not {"--backtrace=fp", "--gpu-metrics-device=all"} & set(wrap(launch)), "these are no options of launch"
+    assert {"--backtrace=fp", "--gpu-metrics-device=all"} <= set(launch.beside[0].argv)
+
+
+def test_further_exports_where_the_tool_offers_them() -> None:
+    launch = nsys(export=["jsonlines", "parquetdir"]).launch(job(NEW))
+    assert [after.argv[3:7] for after in launch.after[-2:]] == [
+        ("jsonlines", "--force-overwrite", "true", "--output"),
+        ("parquetdir", "--force-overwrite", "true", "--output"),
+    ]
+    assert launch.after[-1].argv[7:] == ("/scratch/p3-nsys/report_parquet", "/scratch/p3-nsys/report.nsys-rep")
+    more = {a.role: (a.glob, a.required, a.holds_env) for a in launch.artifacts[-2:]}
+    assert more == {"jsonlines": ("report.jsonl", False, True), "parquetdir": ("report_parquet/*", False, True)}
+
+
+def test_what_this_version_does_not_offer_is_left_out_and_told() -> None:
+    old = nsys(**ALL, export=["jsonlines", "arrowdir"])
+    said = "does not offer fork, graphs, backtrace, gpu_metrics, export: jsonlines, export: arrowdir"
+    assert f"nsys 2022.4.2 {said}: left out" in [check.message for check in old.checks(machine(job().tool, []))]
+    launch = old.launch(job())
+    assert launch.notes == (f"nsys 2022.4.2 {said}",)
+    assert len(launch.after) == len(nsys().launch(job()).after)
+    assert not any("fork" in word or "graph" in word or "metrics" in word for word in wrap(launch))
+
+
+def test_that_forks_may_hang_is_told() -> None:
+    assert any("fork: true may make" in check.message for check in nsys(fork=True).checks(machine(NEW, [])))
+
+
+def test_a_report_of_a_newer_nsys_is_named_as_such(shared: Path) -> None:
+    """In the words of the real `nsys export` of 2022.4 on a report of 2025.5."""
+    said = (shared / "data" / "nsys" / "local2022.4.2_export_error_2025.5.2_rtx3060_wsl_vecadd.txt").read_text()
+    assert first(nsys().launch(job()).signs, said) == (
+        "unreadable",
+        "the report is of a newer nsys (2025.5.2) than the one here: read it with that version or a later one",
+    )

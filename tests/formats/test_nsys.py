@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import re
+import shutil
 import sqlite3
+import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterable
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from orchestrator import tables
 from orchestrator.errors import ParseError
-from orchestrator.formats import nsys
+from orchestrator.formats import nsys, nsys_export
 
 FIGURES = {
     "total_ns": "Total Time (ns)",
@@ -119,15 +125,6 @@ def test_kernels_by_grid_equal_stats_of_2022(exports: Path, file: str, column: s
     assert sorted((*key, len(d), sum(d), min(d), max(d)) for key, d in groups.items()) == sorted(theirs)
 
 
-def test_transfer_sizes_equal_gpumemsizesum(exports: Path) -> None:
-    content = nsys.read(exports / "2021.2.1_rtx6000_db_query.sqlite")
-    printed = read_csv((exports / "local2022.4.2_stats_db_gpumemsizesum.csv").read_text())
-    ours = {
-        row["name"]: (f"{row['bytes'] / 1e6:.3f}", str(row["count"])) for row in table(content, "gpu_transfer_summary")
-    }
-    assert ours == {line["Operation"]: (line["Total (MB)"], line["Count"]) for line in printed}
-
-
 @pytest.mark.parametrize(
     ("name", "report", "count", "label"),
     [
@@ -171,16 +168,88 @@ def test_summaries_equal_stats_of_2024(exports: Path, file: str, name: str, repo
     equal_to_stats(shortened, [{**line, "Name": line["Name"][:90]} for line in printed], count, "Name", exact)
 
 
-def test_transfers_equal_stats_of_2024_under_the_short_name(exports: Path) -> None:
-    rows = table(nsys.read(exports / "2024.6.2_a100_gpt2.7b.sqlite"), "gpu_transfer_summary")
-    printed = stats_text(exports / "2024.6.2_a100_gpt2.7b.stats.txt", "cuda_gpu_mem_time_sum")
-    short = [{**line, "Operation": line["Operation"].replace("Host-to-Device", "HtoD")} for line in printed]
-    equal_to_stats(rows, short, "Count", "Operation", exact)
+def test_transfers_equal_stats_of_2024(exports: Path) -> None:
+    """Under the names of that version, which are longer."""
+    content = nsys.read(exports / "2024.6.2_a100_gpt2.7b.sqlite")
+    text = exports / "2024.6.2_a100_gpt2.7b.stats.txt"
+    by_time = stats_text(text, "cuda_gpu_mem_time_sum")
+    equal_to_stats(table(content, "gpu_transfer_summary"), by_time, "Count", "Operation", exact)
+    sizes_equal_stats(table(content, "gpu_transfer_sizes"), stats_text(text, "cuda_gpu_mem_size_sum"))
+
+
+def sizes_equal_stats(rows: list[dict[str, Any]], printed: list[dict[str, str]]) -> None:
+    """Sizes are shown in MB of a million bytes."""
+    figures = {"total": "Total", "mean": "Avg", "median": "Med", "min": "Min", "max": "Max", "stddev": "StdDev"}
+    ours = {(row["name"], str(row["count"]), *(f"{row[f'{k}_bytes'] / 1e6:.3f}" for k in figures)) for row in rows}
+    assert printed
+    assert ours == {
+        (line["Operation"], line["Count"], *(line[f"{head} (MB)"] for head in figures.values())) for line in printed
+    }
+
+
+@pytest.mark.parametrize(
+    ("file", "csv_file"),
+    [
+        ("2021.2.1_rtx6000_db_query.sqlite", "local2022.4.2_stats_db_gpumemsizesum.csv"),
+        ("2022.1.3_rtx2070s_pytorch_cudnn_nvtx.sqlite", "local2022.4.2_stats_csv_all_pytorch_cudnn.csv"),
+    ],
+)
+def test_transfer_sizes_equal_stats_of_2022(exports: Path, file: str, csv_file: str) -> None:
+    text = (exports / csv_file).read_text()
+    printed = read_csv(text.split("/gpumemsizesum.py]... \n", 1)[-1].split("\n\n", 1)[0])
+    sizes_equal_stats(table(nsys.read(exports / file), "gpu_transfer_sizes"), printed)
+
+
+def test_ranges_equal_nvtxsum(exports: Path, osrt_nvtx: Path, golden: Path) -> None:
+    """Of PyTorch's own ranges, and of ours, with a domain, both styles and one that never ended."""
+    text = (exports / "local2022.4.2_stats_csv_all_pytorch_cudnn.csv").read_text()
+    printed = read_csv(text.split("/nvtxsum.py]... \n", 1)[1].split("\n\n", 1)[0])
+    rows = table(nsys.read(exports / "2022.1.3_rtx2070s_pytorch_cudnn_nvtx.sqlite"), "range_summary")
+    equal_to_stats(rows, printed, "Instances", "Range")
+    printed = read_csv((golden / "nsys" / "osrt_nvtx_nvtxsum.csv").read_text())
+    rows = table(nsys.read(osrt_nvtx), "range_summary")
+    equal_to_stats(rows, printed, "Instances", "Range")
+    assert {row["name"]: row["style"] for row in rows} == {line["Range"]: line["Style"] for line in printed}
+
+
+REPORTS = {
+    "cudaapisum": ("cuda_api_summary", "Num Calls", "Name"),
+    "gpumemtimesum": ("gpu_transfer_summary", "Count", "Operation"),
+    "nvtxsum": ("range_summary", "Instances", "Range"),
+    "osrtsum": ("os_calls_summary", "Num Calls", "Name"),
+}
+
+
+@pytest.mark.tool("nsys")
+@pytest.mark.parametrize("file", ["2024.6.2_a100_gpt_small", "2026.2.1_h100x2_fastvideo_slice"])
+def test_equal_to_the_nsys_that_is_installed(exports: Path, tmp_path: Path, file: str) -> None:
+    """Newer exports than the tool, which it reads all the same; it names transfers as its own version does."""
+    copy = Path(shutil.copy(exports / f"{file}.sqlite", tmp_path / "report.sqlite"))
+    copy.chmod(0o600)
+    argv = ["nsys", "stats", "--format", "csv", "--force-export=false", "--report", ",".join(REPORTS), str(copy)]
+    said = subprocess.run(argv, capture_output=True, text=True, timeout=60).stdout
+    content = nsys.read(exports / f"{file}.sqlite")
+    compared = 0
+    for report, (name, count, label) in REPORTS.items():
+        text = said.split(f"/{report}.py]... \n", 1)[1].split("\n\n", 1)[0]
+        rows = [{**row, "name": short_transfer(row["name"])} for row in table(content, name)]
+        if "SKIPPED" in text:
+            assert rows == []
+        elif "no such function" not in text:
+            equal_to_stats(rows, read_csv(text), count, label)
+            compared += 1
+    assert compared >= 2
+
+
+def short_transfer(name: str) -> str:
+    kinds = {nsys_export.transfer_name(kind, long=True): nsys_export.transfer_name(kind) for kind in range(-1, 14)}
+    return kinds.get(name, name)
 
 
 # ---------------------------------------------------------------- every generation of the schema
 
 KERNELS = re.compile(r"kernels=(\d+) sum_ns=(\d+) first=(\d+) last=(\d+)")
+TOP = re.compile(r"devices=(\d+) streams=(\d+); top='(.*?)' n=(\d+) ns=(\d+)")
 COPIES = re.compile(r"(memcpy|memset): n=(\d+) ns=(\d+) bytes=(\d+)")
 TABLE_ROWS = re.compile(r"([A-Z_]+):(\d+)")
 NVTX = re.compile(r"nvtx by eventType \[\(59, (\d+)\)\]")
@@ -208,7 +277,13 @@ def test_counts_and_totals_of_all_versions(exports: Path) -> None:
             last = max(row["start_ns"] + row["duration_ns"] for row in kernels) - epoch
             total = sum(row["duration_ns"] for row in kernels)
             assert tuple(map(int, found.groups())) == (len(kernels), total, first, last), file
-            assert sum(row["total_ns"] for row in table(content, "gpu_kernel_summary")) == total, file
+            summary = table(content, "gpu_kernel_summary")
+            assert sum(row["total_ns"] for row in summary) == total, file
+            counted = [len({row[column] for row in kernels}) for column in ("device", "stream")]
+            devices, streams, top, count, top_ns = TOP.search(facts).groups()  # type: ignore[union-attr]
+            assert counted == [int(devices), int(streams)], file
+            assert summary[0]["name"].startswith(top), file
+            assert (summary[0]["count"], summary[0]["total_ns"]) == (int(count), int(top_ns)), file
         else:
             assert kernels == [], file
         transfers = table(content, "gpu_transfers")
@@ -261,7 +336,8 @@ def test_hidden_work_and_failed_tracing_are_told(exports: Path) -> None:
     notes = nsys.read(exports / "2025.3.2_a5000_cuda_profiling_failed.sqlite").notes
     assert "nsys says: CUDA profiling might have not been started correctly. (27 times)" in notes
     assert nsys.read(exports / "2023.3.1_no_gpu_driver0.sqlite").notes[0].startswith("no GPU to trace")
-    assert nsys.read(exports / "2026.2.1_h100x2_fastvideo_slice.sqlite").notes == ()
+    (note,) = nsys.read(exports / "2026.2.1_h100x2_fastvideo_slice.sqlite").notes
+    assert re.fullmatch(r"kernels of several processes or GPUs: process \d+ \(python3\) device 0, process .* 1", note)
 
 
 # ---------------------------------------------------------------- ranges, names, odd values
@@ -312,7 +388,7 @@ def test_one_kernel_and_nothing_else(tmp_path: Path) -> None:
     assert {k: v for k, v in kernel.items() if v is not None} == known
     (row,) = table(content, "gpu_kernel_summary")
     assert (row["name"], row["count"], row["total_ns"], row["median_ns"], row["stddev_ns"]) == ("add", 1, 20, 20, 0)
-    assert {t.name for t in content.tables} == {"gpu_kernels", "gpu_kernel_summary"}
+    assert {t.name for t in content.tables} - {"gpu_utilization"} == {"gpu_kernels", "gpu_kernel_summary"}
 
 
 def test_no_kernel_table_at_all(tmp_path: Path) -> None:
@@ -354,11 +430,35 @@ def test_api_versions_are_cut_as_nsys_does(tmp_path: Path, name: str, kept: str)
 
 @pytest.mark.parametrize(
     ("kind", "name"),
+    [(1, "[CUDA memcpy Host-to-Device]"), (10, "[CUDA memcpy Peer-to-Peer]"), (0, "[CUDA memcpy Unknown]"),
+     (7, "[CUDA memcpy Device-to-Array]"), (13, "[CUDA memcpy Unified Device-to-Device]"),
+     (99, "[CUDA memcpy kind 99]"), (nsys_export.MEMSET, "[CUDA memset]")],
+)  # fmt: skip
+def test_transfer_names_since_2023(kind: int, name: str) -> None:
+    assert nsys_export.transfer_name(kind, long=True) == name
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [("2023.2.3.1001", "[CUDA memcpy HtoD]"), ("2023.4.4.54", "[CUDA memcpy Host-to-Device]"),
+     ("2026.1.1", "[CUDA memcpy Host-to-Device]"), ("odd", "[CUDA memcpy HtoD]")],
+)  # fmt: skip
+def test_transfers_are_named_as_the_exporting_version_does(tmp_path: Path, version: str, name: str) -> None:
+    script = STRINGS + "CREATE TABLE META_DATA_EXPORT (name TEXT, value TEXT);"
+    script += f"INSERT INTO META_DATA_EXPORT VALUES ('EXPORT_PRODUCT_VERSION', '{version}');"
+    script += "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INT, end INT, copyKind INT, bytes INT);"
+    script += "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (1, 3, 1, 8);"
+    (row,) = table(nsys.read(make(tmp_path / "x.sqlite", script)), "gpu_transfers")
+    assert row["kind"] == name
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
     [(8, "[CUDA memcpy DtoD]"), (10, "[CUDA memcpy PtoP]"), (12, "[CUDA Unified Memory memcpy DtoH]"),
-     (99, "[CUDA memcpy kind 99]"), (nsys.MEMSET, "[CUDA memset]")],
+     (99, "[CUDA memcpy kind 99]"), (nsys_export.MEMSET, "[CUDA memset]")],
 )  # fmt: skip
 def test_transfer_names(kind: int, name: str) -> None:
-    assert nsys.transfer_name(kind) == name
+    assert nsys_export.transfer_name(kind) == name
 
 
 # ---------------------------------------------------------------- what can't be read
@@ -387,12 +487,81 @@ def test_what_is_no_database_is_refused(tmp_path: Path, content: bytes | None, s
 
 
 @pytest.mark.parametrize("part", [0.05, 0.3, 0.6, 0.95])
-def test_truncated_exports_are_refused(osrt_nvtx: Path, tmp_path: Path, part: float) -> None:
+def test_an_export_cut_within_its_schema_is_refused(osrt_nvtx: Path, tmp_path: Path, part: float) -> None:
     whole = osrt_nvtx.read_bytes()
     path = tmp_path / "cut.sqlite"
     path.write_bytes(whole[: int(len(whole) * part)])
     with pytest.raises(ParseError, match=r"cut\.sqlite is no readable export of nsys"):
         nsys.read(path)
+
+
+def test_of_an_export_that_was_cut_off_the_rest_is_read(exports: Path, tmp_path: Path) -> None:
+    whole = (exports / "2024.6.2_a100_gpt2.7b.sqlite").read_bytes()
+    path = tmp_path / "cut.sqlite"
+    path.write_bytes(whole[: len(whole) // 10 * 7])
+    content = nsys.read(path)
+    kernels = next(t for t in content.tables if t.name == "gpu_kernels")
+    assert (len(kernels), sum(kernels.columns["duration_ns"]), kernels.dropped) == (7328, 3389068613, 0)
+    calls = next(t for t in content.tables if t.name == "os_calls_summary")
+    assert calls.dropped > 10_000
+    # 35571 calls were recorded; how many the last page held can't be known
+    assert 0 <= 35571 - int(sum(calls.columns["count"])) - calls.dropped < 100
+    assert (
+        content.notes[0] == f"the file is damaged; rows that could not be read, at least: {calls.dropped} of OSRT_API"
+    )
+
+
+def test_strings_behind_a_hole_are_read(exports: Path, tmp_path: Path) -> None:
+    """A page of the table of names is gone; nearly all kernels keep theirs."""
+    whole = (exports / "2024.6.2_a100_gpt_small.sqlite").read_bytes()
+    hole = whole.index(b"cudaStreamSynchronize_v3020") // 4096 * 4096
+    path = tmp_path / "hole.sqlite"
+    path.write_bytes(whole[:hole] + bytes(4096) + whole[hole + 4096 :])
+    content = nsys.read(path)
+    assert "of StringIds" in content.notes[0]
+    names = [row["name"] for row in table(content, "cuda_api_summary")]
+    unknown = [name for name in names if re.fullmatch(r"\(string \d+\)", name)]
+    assert 0 < len(unknown) < len(names)
+    assert sum(row["count"] for row in table(content, "cuda_api_summary")) == 3988
+
+
+CHANGES = st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 255)), max_size=20)
+
+
+@settings(max_examples=80, deadline=None)
+@given(changes=CHANGES, cut=st.one_of(st.just(0), st.integers(0, 2**20)))
+def test_whatever_the_bytes_are(
+    tmp_path_factory: pytest.TempPathFactory, small: bytes, changes: list[tuple[int, int]], cut: int
+) -> None:
+    broken = bytearray(small)
+    for place, byte in changes:
+        broken[place % len(broken)] = byte
+    path = tmp_path_factory.mktemp("broken") / "x.sqlite"
+    path.write_bytes(bytes(broken[: len(broken) - cut % len(broken)]))
+    with contextlib.suppress(ParseError):
+        for part in nsys.read(path).tables:
+            assert tables.arrow(part.name, [part.with_capture("p1-nsys")]).num_rows == len(part)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A kernel, a copy, a call, a range and their names, each a few times."""
+    script = STRINGS
+    for kind, more in (
+        ("KERNEL", "demangledName, shortName, gridX, gridY, gridZ, graphId"),
+        ("MEMCPY", "copyKind, bytes, srcKind, dstKind, srcDeviceId, dstDeviceId"),
+        ("RUNTIME", "nameId, globalTid, returnValue, x, y, z"),
+    ):
+        fields = f"start INT, end INT, deviceId INT, streamId INT, correlationId INT, globalPid INT, {more}"
+        script += f"CREATE TABLE CUPTI_ACTIVITY_KIND_{kind} ({fields});"
+        for i in range(30):
+            script += f"INSERT INTO CUPTI_ACTIVITY_KIND_{kind} VALUES ({i * 9}, {i * 9 + 5}, 0, 7, {i}, {77 << 24}, "
+            script += f"1, {i % 3}, 1, 2, 3, NULL);"
+    script += "CREATE TABLE NVTX_EVENTS (start INT, end INT, eventType INT, text TEXT, globalTid INT, domainId INT);"
+    for i in range(30):
+        script += f"INSERT INTO NVTX_EVENTS VALUES ({i}, {i + 50}, 59, 'step {i}', {77 << 24}, 0);"
+    path = tmp_path_factory.mktemp("small") / "x.sqlite"
+    return make(path, f"PRAGMA page_size = 1024; BEGIN; {script} COMMIT;").read_bytes()
 
 
 def test_values_of_the_wrong_type_are_refused(tmp_path: Path) -> None:
@@ -409,3 +578,74 @@ def test_reading_leaves_the_file_and_its_folder_alone(osrt_nvtx: Path) -> None:
     nsys.read(osrt_nvtx)
     assert [p.name for p in osrt_nvtx.parent.iterdir()] == [osrt_nvtx.name]
     assert osrt_nvtx.read_bytes() == before
+
+
+# ---------------------------------------------------------------- graphs, memory, GPUs
+
+
+def test_graphs_that_were_traced_as_a_whole(exports: Path) -> None:
+    """Their GPU time is a hundred thousand times that of the kernels beside them."""
+    content = nsys.read(exports / "2024.6.2_a100_cudagraph_compile.sqlite")
+    graphs = table(content, "gpu_graphs")
+    assert sum(row["duration_ns"] for row in graphs) == 7811141695
+    assert sum(row["duration_ns"] for row in table(content, "gpu_kernels")) == 78270
+    assert {row["device"] for row in graphs} == {0}
+    assert all(row["graph_id"] and row["graph_exec_id"] and row["pid"] for row in graphs)
+
+
+def test_memory_that_transfers_read_and_write(exports: Path) -> None:
+    content = nsys.read(exports / "2026.2.1_h100x2_fastvideo_slice.sqlite")
+    moved = Counter((row["kind"], row["source"], row["target"]) for row in table(content, "gpu_transfers"))
+    assert moved == {
+        ("[CUDA memcpy Host-to-Device]", "pageable", "device"): 4,
+        ("[CUDA memcpy Host-to-Device]", "pinned", "device"): 446,
+        ("[CUDA memcpy Device-to-Host]", "device", "pinned"): 4,
+        ("[CUDA memcpy Device-to-Device]", "device", "device"): 450,
+        ("[CUDA memset]", None, "device"): 22,
+    }
+    slow = {row["name"]: row["pageable_count"] for row in table(content, "gpu_transfer_summary")}
+    assert slow["[CUDA memcpy Host-to-Device]"] == 4
+    assert sum(slow.values()) == 4
+
+
+def test_peer_and_managed_copies(tmp_path: Path) -> None:
+    script = STRINGS + "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INT, end INT, deviceId INT, copyKind INT, "
+    script += "bytes INT, srcKind INT, dstKind INT, srcDeviceId INT, dstDeviceId INT);"
+    script += "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (1, 4, 0, 10, 64, 2, 2, 0, 3), "
+    script += "(5, 7, 3, 10, 32, 2, 2, 1, 3), (8, 9, 0, 11, 16, 4, 6, NULL, NULL), (10, 11, 0, 5, 8, 3, 7, NULL, NULL);"
+    rows = table(nsys.read(make(tmp_path / "x.sqlite", script)), "gpu_transfers")
+    assert [(row["kind"], row["source"], row["target"], row["peer_device"]) for row in rows] == [
+        ("[CUDA memcpy PtoP]", "device", "device", 3),
+        ("[CUDA memcpy PtoP]", "device", "device", 1),
+        ("[CUDA Unified Memory memcpy HtoD]", "managed", "managed", None),
+        ("[CUDA memcpy AtoA]", "array", None, None),
+    ]
+
+
+def test_the_three_summaries_alone_are_those_of_everything(exports: Path) -> None:
+    path = exports / "2024.6.2_a100_gpt2.7b.sqlite"
+    whole = nsys.read(path)
+    for one in nsys.summaries(path):
+        assert list(one.rows()) == table(whole, one.name) != []
+
+
+def test_tables_of_others_are_left_alone(tmp_path: Path) -> None:
+    script = STRINGS + "CREATE TABLE SystemInfo (a TEXT); INSERT INTO SystemInfo VALUES ('x');"
+    script += "CREATE VIEW CUPTI_ACTIVITY_KIND_MEMSET AS SELECT 1 AS start, 3 AS end, 8 AS bytes;"
+    script += "CREATE TABLE OSRT_API (start INT, end INT, nameId INT, 'odd \" name' BLOB);"
+    script += "INSERT INTO OSRT_API VALUES (1, 3, 1, x'00');"
+    content = nsys.read(make(tmp_path / "x.sqlite", script))
+    assert [row["count"] for row in table(content, "os_calls_summary")] == [1]
+    assert [row["bytes"] for row in table(content, "gpu_transfers")] == [8], "a view is read as well as a table"
+
+
+@pytest.mark.parametrize("where", ["end IS NOT NULL", "nameId = 2", "nameId IN (2, 3) AND end IS NOT NULL", "1",
+                                   "start BETWEEN 3 AND 9 AND nameId = 2", "start % 2 = 1"])  # fmt: skip
+def test_conditions_mean_what_they_mean_in_sql(tmp_path: Path, where: str) -> None:
+    script = STRINGS + "CREATE TABLE OSRT_API (start INT, end INT, nameId INT);"
+    script += "".join(f"INSERT INTO OSRT_API VALUES ({i}, {i + 1 if i % 4 else 'NULL'}, {i % 5});" for i in range(20))
+    with nsys_export.opened(make(tmp_path / "x.sqlite", script)) as export:
+        found = export.ints("OSRT_API", "start", "nameId", where=where)
+        expected = export.db.execute(f"SELECT start, nameId FROM OSRT_API WHERE {where}").fetchall()
+        assert list(zip(*(column.tolist() for column in found), strict=True)) == expected
+        assert 0 < len(expected) <= 20

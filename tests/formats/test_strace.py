@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import csv
 import gzip
 import re
 import subprocess
@@ -231,15 +233,62 @@ def test_a_log_cut_anywhere_loses_one_line_at_most(tmp_path: Path) -> None:
         calls = trace.calls
 
 
-@pytest.mark.parametrize("name", ["trace.log", "trace_and_summary.log", "terminal.log"])
-def test_the_quick_way_through_a_line_says_the_same_as_the_thorough_one(name: str) -> None:
-    lines = (GOLDEN / name).read_bytes().split(b"\n")
-    quick, thorough = strace._Log(1000), strace._Log(1000)
-    for _ in range(3):
-        quick.feed(lines)
-        for line in lines:
-            thorough._line(line)
-    assert everything(quick.trace(())) == everything(thorough.trace(()))
+def line_by_line(path: Path, events: int = 1000) -> Trace:
+    """A log read by the thorough way alone."""
+    log = strace._Log(events)
+    for log._serial, line in enumerate(path.read_bytes().removesuffix(b"\n").split(b"\n")):
+        log._line(line)
+    return log.trace(())
+
+
+@pytest.mark.parametrize("name", ["trace.log", "trace_and_summary.log", "terminal.log", "attached.log"])
+def test_the_quick_way_through_lines_says_the_same_as_the_thorough_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    text = (GOLDEN / name).read_bytes()
+    monkeypatch.setattr(strace, "_FIRST_BYTES", len(text) - 1)
+    path = written(tmp_path, text * 3)
+    assert everything(read_trace(path)) == everything(line_by_line(path))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    moves=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=8),
+    losses=st.lists(st.floats(0, 1), max_size=5),
+    events=st.integers(0, 20),
+    cut=st.integers(0, 60),
+)
+def test_lost_and_exchanged_lines_mean_the_same_to_both_ways(
+    tmp_path_factory: pytest.TempPathFactory,
+    moves: list[tuple[float, float]],
+    losses: list[float],
+    events: int,
+    cut: int,
+) -> None:
+    text = (GOLDEN / "trace.log").read_bytes()
+    lines = text.splitlines(keepends=True)
+    for first, second in moves:
+        one, other = int(first * (len(lines) - 1)), int(second * (len(lines) - 1))
+        lines[one], lines[other] = lines[other], lines[one]
+    for place in losses:
+        del lines[int(place * (len(lines) - 1))]
+    path = written(tmp_path_factory.mktemp("moved"), text + b"".join(lines) + text[: len(text) - cut])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(strace, "_FIRST_BYTES", len(text) - 1)
+        patch.setattr(strace, "_BLOCK_BYTES", 5000)
+        quick, thorough = read_trace(path, events), line_by_line(path, events)
+    assert everything(quick) == everything(thorough)
+    assert (quick.unreturned, quick.last_ns, quick.lines) == (thorough.unreturned, thorough.last_ns, quick.lines)
+
+
+def test_most_lines_of_our_own_logs_go_the_quick_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, slow = (GOLDEN / "trace.log").read_bytes(), []
+    one = strace._Log._line
+    monkeypatch.setattr(strace._Log, "_line", lambda log, line: slow.append(line) or one(log, line))
+    monkeypatch.setattr(strace, "_FIRST_BYTES", len(text) - 1)
+    trace = read_trace(written(tmp_path, text * 5))
+    assert len(slow) - text.count(b"\n") < 0.3 * 4 * text.count(b"\n")
+    assert trace.lines["all"] == 5 * text.count(b"\n")
 
 
 # ---------------------------------------------------------------- logs: other people's
@@ -293,6 +342,21 @@ def test_the_log_of_a_daemon_with_halves_that_do_not_match(shared: Path, tmp_pat
     assert trace.unreturned == sum(begun.values()) - trace.calls, "every call either returned or did not"
     threads = {int(tid) for tid in re.findall(rb"^(\d+)", raw, re.M)}
     assert set(trace.syscalls.columns["thread"]) <= threads
+
+
+def test_real_logs_hold_what_the_index_says(shared: Path, tmp_path: Path) -> None:
+    with (shared / "data/INDEX.tsv").open() as file:
+        rows = [row for row in csv.DictReader(file, delimiter="\t") if "top_calls=[(" in row["verified_facts"]]
+    assert len(rows) == 11
+    for row in rows:
+        raw = (shared / "data" / row["path"]).read_bytes()
+        trace = read_trace(written(tmp_path, gzip.decompress(raw) if row["path"].endswith(".gz") else raw))
+        facts, _, calls = row["verified_facts"].partition(" top_calls=")
+        of = {"lines": "all", "exits": "exited", "signals": "signal", "q_ret": "unknown result"}
+        for name, value in re.findall(r"(\w+)=(\d+)", facts):
+            assert trace.lines.get(of.get(name, name), 0) == int(value), (row["path"], name)
+        for name, begun in ast.literal_eval(calls):
+            assert 0 <= begun - by_name(trace)[name] <= trace.unreturned, (row["path"], name)
 
 
 # ---------------------------------------------------------------- layouts

@@ -1,0 +1,142 @@
+"""diagnose/data_quality.py: processes that used the GPU and were not traced."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli import environment, profrun, script, write_plan
+from kernel_export import Kernel, make
+from sample_report import build, write
+
+from orchestrator.diagnose.data_quality import unseen_gpu_processes
+from orchestrator.formats import nsys
+from orchestrator.model import Capture
+from orchestrator.report import Report
+from orchestrator.tables import Table
+
+GPU = "GPU-00000000-aaaa"
+WORKERS = (501, 502, 503, 504)
+
+
+Pids = tuple[int, ...]
+
+
+def report(folder: Path, listed: Pids, tree: Pids, traced: Pids, **more: Any) -> Report:
+    """A pass of nsys and monitor: what the driver listed, the target's processes, those with kernels."""
+    whole = build(folder)
+    export = make(folder / "report.sqlite", [Kernel("a", 10 * n, pid=pid) for n, pid in enumerate(traced)])
+    kernels = next((t for t in nsys.read(export).tables if t.name == "gpu_kernels"), None)
+    rows = [("gpu_process", f"{GPU}/{pid}", "memory_used_bytes") for pid in listed]
+    rows += [("process", str(pid), "rss_bytes") for pid in tree]
+    samples = Table(
+        "samples",
+        {
+            "time_ns": [10**18] * len(rows),
+            "source": [source for source, _, _ in rows],
+            "subject": [subject for _, subject, _ in rows],
+            "metric": [metric for _, _, metric in rows],
+            "value": [1.0] * len(rows),
+        },
+        clock="epoch",
+    )
+    captures = (
+        Capture("p02-nsys", "p02", "nsys", more.get("status", "ok")),
+        Capture("p02-monitor", more.get("monitored", "p02"), "monitor", "ok"),
+    )
+    tables = {"samples": write(folder, samples.with_capture("p02-monitor"))}
+    if kernels is not None:
+        tables["gpu_kernels"] = write(folder, kernels.with_capture("p02-nsys"))
+    return replace(whole, captures=captures, tables=tables)
+
+
+def test_workers_made_by_fork_that_were_not_traced_are_named(tmp_path: Path) -> None:
+    """D36: four processes on the GPU, kernels of one."""
+    (finding,) = unseen_gpu_processes(report(tmp_path, WORKERS, (500, *WORKERS), (501,)))
+    assert finding.title == "4 processes used the GPU, kernels seen in 1"
+    assert "`fork: true` on nsys" in finding.advice
+    assert finding.where == {"pids": "502, 503, 504"}
+    assert [evidence.value for evidence in finding.evidence] == [4, 1]
+    assert finding.sources == ("p02-nsys", "p02-monitor")
+
+
+def test_with_no_kernel_at_all_it_says_so_too(tmp_path: Path) -> None:
+    (finding,) = unseen_gpu_processes(report(tmp_path, WORKERS[:2], WORKERS, ()))
+    assert finding.title == "2 processes used the GPU, kernels seen in 0"
+
+
+@pytest.mark.parametrize(
+    ("listed", "tree", "traced", "more"),
+    [
+        (WORKERS, WORKERS, WORKERS, {}),
+        ((501, 900, 901), (500, 501), (501,), {}),
+        ((501,), (501,), (), {}),
+        (WORKERS, WORKERS, (501,), {"monitored": "p03"}),
+        (WORKERS, WORKERS, (501,), {"status": "tool_failed"}),
+    ],
+    ids=["all seen", "others on the same GPU", "one process", "another pass", "nsys has failed"],
+)
+def test_where_there_is_nothing_to_tell_it_is_silent(
+    tmp_path: Path, listed: Pids, tree: Pids, traced: Pids, more: dict[str, Any]
+) -> None:
+    assert list(unseen_gpu_processes(report(tmp_path, listed, tree, traced, **more))) == []
+
+
+# ---------------------------------------------------------------- a whole run
+
+PROGRAM = """
+import os, time
+for _ in range(3):
+    if os.fork() == 0:
+        break
+with open("pids", "a") as file:
+    file.write(f"{os.getpid()}\\n")
+time.sleep(2.5)
+"""
+
+LISTS = """
+    if "query-compute-apps" in options:
+        from pathlib import Path
+        for pid in Path(WHERE).read_text().split() if Path(WHERE).exists() else []:
+            print(f"{stamp()}, {UUIDS[0]}, {pid}, 512", flush=True)
+    elif"""
+
+EXPORTS = """
+import sys; sys.path.insert(0, TESTS)
+from pathlib import Path
+from cli import environment, profrun, script, write_plan
+from kernel_export import Kernel, make
+make(Path(sys.argv[1]), [Kernel("a", 10, pid=int(Path(WHERE).read_text().split()[0]))])
+"""
+
+
+def test_four_processes_that_nvidia_smi_lists_and_kernels_of_one(tmp_path: Path, golden: Path) -> None:
+    """D36, from the sampler's own reading of nvidia-smi to the finding in the report."""
+    where, tools = repr(str(tmp_path / "pids")), tmp_path / "bin"
+    smi = (golden / "monitor" / "nvidia-smi").read_text()
+    begin, end = smi.index('        if "query-compute-apps"'), smi.index(' "query-gpu"')
+    lists = LISTS.replace("WHERE", where).replace("\n    ", "\n        ").lstrip("\n")
+    tools.mkdir()
+    (tools / "libnvidia-ml.so.1").write_text("no library")
+    script(tools / "nvidia-smi", smi[:begin] + lists + smi[end:])
+    (tmp_path / "export.py").write_text(EXPORTS.replace("TESTS", repr(str(golden.parent))).replace("WHERE", where))
+    script(tools / "nsys", f"""#!/bin/sh
+case " $* " in *" --version "*) echo "NVIDIA Nsight Systems version 2022.4.2"; exit 0;; *" --help "*) exit 0;; esac
+if [ "$1" = export ]; then
+    while [ "$1" != --output ]; do shift; done
+    exec {sys.executable} {tmp_path}/export.py "$2"
+fi
+shift
+while case "$1" in --output=*) echo report > "${{1#--output=}}.nsys-rep";; --*) ;; *) false;; esac; do shift; done
+exec "$@"
+""")  # fmt: skip
+    plan = write_plan(tmp_path, "{together: [{use: nsys}, {use: monitor, interval: 50ms}]}", report="{formats: []}")
+    env = environment(PATH=f"{tools}:/usr/bin:/bin", LD_LIBRARY_PATH=str(tools))
+    result = profrun(plan, "--", sys.executable, "-c", PROGRAM, cwd=tmp_path, env=env)
+    assert result.statuses() == {"nsys": "ok", "monitor": "ok"}
+    findings = {finding["rule"]: finding for finding in result.summary["findings"]}
+    assert findings["unseen_gpu_processes"]["title"] == "4 processes used the GPU, kernels seen in 1"
+    assert findings["unseen_gpu_processes"]["category"] == "data_quality"

@@ -1,0 +1,70 @@
+"""tables.py: columns of few values or with unknown ones, in memory, in Arrow and in a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from orchestrator import tables
+from orchestrator.folder import Folder
+from orchestrator.tables import Coded, Masked, Table
+
+NAMES = Coded(np.array([0, 1, -1, 0], np.int8), ["add", "mul"])
+NUMBERS = Masked(np.array([5, 0, 7, 8]), np.array([True, False, True, True]))
+
+
+def test_they_are_sequences() -> None:
+    assert list(NAMES) == ["add", "mul", None, "add"]
+    assert [NAMES[i] for i in range(4)] == list(NAMES)
+    assert list(NAMES[1:3]) == ["mul", None]
+    assert list(NAMES.take([3, 2])) == ["add", None]
+    assert list(NUMBERS) == [5, None, 7, 8]
+    assert [NUMBERS[i] for i in range(4)] == list(NUMBERS)
+    assert list(NUMBERS[:2]) == [5, None]
+    assert list(NUMBERS.take([2, 1])) == [7, None]
+    assert len(NAMES) == len(NUMBERS) == 4
+    assert "mul" in NAMES and None in NAMES and "div" not in NAMES
+
+
+def kernels(**columns: object) -> Table:
+    data = {"start_ns": [1, 2, 3, 4], "name": NAMES, "registers": NUMBERS, **columns}
+    return Table("gpu_kernels", data).with_capture("p1-nsys")  # type: ignore[arg-type]
+
+
+def test_arrow_keeps_texts_encoded_until_they_are_stored() -> None:
+    other = kernels(name=["sub", None, "add", "sub"])
+    whole = tables.arrow("gpu_kernels", [kernels(), other])
+    assert pa.types.is_dictionary(whole.schema.field("name").type)
+    assert whole.column("registers").to_pylist() == [5, None, 7, 8] * 2
+    (stored,) = tables.pieces(tables.mapped(whole, str.upper))
+    assert stored.schema.field("name").type == pa.string()
+    assert stored.schema.field("name").metadata == whole.schema.field("name").metadata != {}
+    assert stored.schema.metadata == whole.schema.metadata
+    assert stored.column("name").to_pylist() == ["ADD", "MUL", None, "ADD", "SUB", None, "ADD", "SUB"]
+
+
+def test_encoded_numbers_and_nothing_at_all() -> None:
+    shared = Coded(np.array([0, 0, 1, -1], np.int16), [16, None])
+    none = Coded(np.broadcast_to(np.int8(-1), 4), ())
+    whole = tables.arrow("gpu_kernels", [kernels(registers=shared, grid=none)])
+    assert whole.column("registers").to_pylist() == [16, 16, None, None]
+    assert whole.column("grid").to_pylist() == [None] * 4
+
+
+@pytest.mark.parametrize("rows_a_piece", [3, 1 << 20])
+def test_a_report_holds_plain_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_a_piece: int) -> None:
+    monkeypatch.setattr(tables, "PIECE_ROWS", rows_a_piece)
+    assert Folder(tmp_path, str.upper).write_table("gpu_kernels", [kernels(), kernels()]) == 8
+    path = tmp_path / "tables" / "gpu_kernels.parquet"
+    assert pq.read_schema(path).field("name").type == pa.string()
+    assert pq.read_table(path).column("name").to_pylist() == ["ADD", "MUL", None, "ADD"] * 2
+    assert tables.read(path).attrs["columns"]["start_ns"]["unit"] == "ns"
+
+
+def test_an_empty_table_is_stored_with_its_columns(tmp_path: Path) -> None:
+    assert Folder(tmp_path, str).write_table("gpu_kernels", []) == 0
+    assert "name" in pq.read_schema(tmp_path / "tables" / "gpu_kernels.parquet").names
