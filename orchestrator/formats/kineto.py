@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from orchestrator.errors import ParseError
-from orchestrator.formats import kineto_gpu
+from orchestrator.formats import heap, kineto_gpu
 from orchestrator.formats.events import Ints, names, nullable
 from orchestrator.formats.kineto_events import PYTHON, RANGE, Trace, load
 from orchestrator.formats.kineto_ops import ROOT, device_name, innermost, torch_ops
@@ -48,11 +48,16 @@ def read(path: Path, wanted: Set[str] | None = None) -> Content:
     """The tables of a trace, .json or gzip, under any name; of a file that is cut off, of what is whole, with a note.
 
     wanted: names of tables; all, if left out. Those of the GPU alone, without any of OF_OPERATORS, are there in two
-    thirds of the time.
+    thirds of the time; nor is anything read that only tables outside of WITHOUT_LAUNCHES show.
 
     Raises ParseError for a file that is no such trace, or in which nothing can be read."""
     wanted = ALL if wanted is None else wanted
-    trace = load(path, operators=bool(wanted & OF_OPERATORS))
+    with heap.kept():
+        return _read(path, wanted)
+
+
+def _read(path: Path, wanted: Set[str]) -> Content:
+    trace = load(path, operators=bool(wanted & OF_OPERATORS), launches=bool(wanted - WITHOUT_LAUNCHES))
     rank, guessed = _rank(trace, path)
     tables = [_with(table, rank=rank) for table in _tables(trace, wanted) if len(table)]
     return Content(
@@ -84,6 +89,8 @@ TABLES: tuple[tuple[tuple[str, ...], Callable[[Trace], Iterator[Table]]], ...] =
 ALL = frozenset(name for names, _ in TABLES for name in names) | {*kineto_gpu.QUEUES}
 OF_OPERATORS = {"gpu_gaps", "torch_ops", "ranges", "memory"}
 """Those for which it matters what ran on the CPU, beside the calls that launch."""
+WITHOUT_LAUNCHES = {"gpu_kernel_summary", "gpu_utilization", "cuda_api_summary", "torch_ops", "ranges", "memory"}
+"""Those that show of the GPU's work only its names and times."""
 
 
 def _tables(trace: Trace, wanted: Set[str]) -> Iterator[Table]:

@@ -68,6 +68,7 @@ class Args(msgspec.Struct, gc=False):
 
 
 NO_ARGS = Args()
+RESOURCES = ("registers", "shared")
 WORK_ARGS = (
     "external", "correlation", "device", "stream", "bytes", "source", "target", "grid", "block", "registers", "shared",
     "graph",
@@ -234,16 +235,17 @@ class Trace:
     """The end is missing, or could not be read."""
 
 
-def load(path: Path, operators: bool = True) -> Trace:
+def load(path: Path, operators: bool = True, launches: bool = True) -> Trace:
     """The trace in a file, .json or gzip; of a file that is cut off, what is whole. Without operators: of what
-    ran on the CPU only the calls of the CUDA or HIP runtime and driver.
+    ran on the CPU only the calls of the CUDA or HIP runtime and driver. Without launches: the GPU's work without its
+    shape, its resources and its memory.
 
     Raises ParseError for a file that is no such trace, or in which nothing can be read."""
     try:
         first = OP if operators else CALL
-        reading = _Reading(path, Event, first)
+        reading = _Reading(path, Event, first, launches)
         if reading.is_blurred:
-            reading = _Reading(path, ExactEvent, first, int(reading.first_us))
+            reading = _Reading(path, ExactEvent, first, launches, int(reading.first_us))
         return reading.trace()
     except (OverflowError, ValueError, TypeError, RecursionError) as error:
         raise ParseError(f"{path.name} is no readable trace of torch.profiler: {error}") from error
@@ -292,8 +294,8 @@ class _Reading:
     Each piece is gone through column by column: on traces of millions of events that takes a third of the time of a
     loop over the events."""
 
-    def __init__(self, path: Path, event: type[Event], first: int = OP, origin_us: int = 0) -> None:
-        self.first, self.origin_us = first, origin_us
+    def __init__(self, path: Path, event: type[Event], first: int, launches: bool, origin_us: int = 0) -> None:
+        self.first, self.launches, self.origin_us = first, launches, origin_us
         self.categories, self.names, self.pids, self.tids = _Numbered(), _Numbered(), _Numbered(), _Numbered()
         self.raws = _Numbered({b"": 0})
         self.counts = np.zeros(0, np.int64)
@@ -352,15 +354,23 @@ class _Reading:
             # work on a GPU stands in the row of its device, as if that were its process
             device=_ints([e.pid if a.device == MISSING else a.device for e, a in zip(events, args, strict=True)]),
             stream=_ints([a.stream for a in args]),
-            bytes=_ints([a.bytes for a in args]),
-            source=_ints([a.source for a in args]),
-            target=_ints([a.target for a in args]),
-            grid=self.raws.of([bytes(a.grid) for a in args]),
-            block=self.raws.of([bytes(a.block) for a in args]),
-            registers=_ints([a.registers for a in args]),
-            shared=_ints([a.shared for a in args]),
             graph=_ints([a.graph or MISSING for a in args]),
+            **self._launch_columns(args),
         )
+
+    def _launch_columns(self, args: list[Args]) -> dict[str, Ints]:
+        if not self.launches:
+            none, unknown = np.broadcast_to(np.int64(0), len(args)), np.broadcast_to(np.int64(MISSING), len(args))
+            return {"grid": none, "block": none, **dict.fromkeys(("bytes", "source", "target", *RESOURCES), unknown)}
+        return {
+            "bytes": _ints([a.bytes for a in args]),
+            "source": _ints([a.source for a in args]),
+            "target": _ints([a.target for a in args]),
+            "grid": self.raws.of([bytes(a.grid) for a in args]),
+            "block": self.raws.of([bytes(a.block) for a in args]),
+            "registers": _ints([a.registers for a in args]),
+            "shared": _ints([a.shared for a in args]),
+        }
 
     def _span_columns(self, events: list[Event]) -> dict[str, NDArray[Any]]:
         return {

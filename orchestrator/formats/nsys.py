@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from orchestrator.errors import ParseError
+from orchestrator.formats import heap
 from orchestrator.formats.events import MISSING, Ints, names, narrow, nullable, summary
 from orchestrator.formats.nsys_export import MEMSET, Export, opened, without_version
 from orchestrator.formats.nsys_gpu import gpu_gaps, gpu_launches, gpu_utilization
@@ -68,7 +69,7 @@ def read(path: Path) -> Content:
     """The tables of an export; of a damaged one what is left of it, with the loss in its tables and notes.
 
     Raises ParseError for a file that is none, or of which nothing can be read."""
-    with opened(path) as export:
+    with heap.kept(), opened(path) as export:
         export.encode(KERNELS, SHAPE, ("start", "end", "correlationId"))
         export.ints(CALLS, "start", "end", "nameId", "globalTid", "correlationId")
         # numpy lets go of the interpreter while it works: what the queues did is found out beside all the rest
@@ -91,7 +92,7 @@ def _made(export: Export, makers: Sequence[Maker]) -> list[Table]:
 
 def summaries(path: Path) -> list[Table]:
     """What gpukernsum, cudaapisum and gpumemtimesum of `nsys stats` show, and nothing else. Raises ParseError."""
-    with opened(path) as export:
+    with heap.kept(), opened(path) as export:
         return [table for make in (_kernel_summary, cuda_api_summary, _transfer_summary) for table in make(export)]
 
 

@@ -48,7 +48,8 @@ def opened(path: Path) -> Iterator[Export]:
     try:
         with ExitStack() as stack:
             yield _export(path, stack)
-    except (sqlite3.Error, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
+    # SystemError is what CPython's sqlite3 makes of some damaged schemas
+    except (sqlite3.Error, OSError, ValueError, TypeError, OverflowError, MemoryError, SystemError) as error:
         raise ParseError(f"{path.name} is no readable export of nsys: {error}") from error
 
 

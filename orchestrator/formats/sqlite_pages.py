@@ -27,7 +27,7 @@ Part = TypeVar("Part")
 
 MAGIC = b"SQLite format 3\0"
 INTERIOR, LEAF = 5, 13
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 2 << 20
 """Pages that are decoded together: enough to make numpy worth it, little enough to stay in the processor's cache."""
 SPARE_BYTES = 4096
 """Behind a block, so that eight bytes can be read at its last value."""
@@ -73,15 +73,15 @@ class Pages:
     def leaves(self, root: int, damaged: bool = False) -> Leaves:
         """The leaves below a table's root page. In a damaged file those that can't be reached are left out."""
         pages, keys = np.array([root], np.int64), np.zeros(1, np.int64)
+        if damaged:
+            return self._reachable(pages, keys)
         for _ in range(DEEPEST):
-            data = self.load(pages)
-            kinds = data[:, 0]
-            if damaged:
-                return self._reachable(pages, keys)
-            if (kinds == LEAF).all():
+            # all pages of a level are of one kind: to look at each here would be to read the whole table twice
+            if self.load(pages[:1])[0, 0] == LEAF:
                 return Leaves(pages, keys)
-            if not (kinds == INTERIOR).all():
-                raise Surprise("pages of different kinds on one level")
+            data = self.load(pages)
+            if not (data[:, 0] == INTERIOR).all():
+                raise Surprise("a page of another kind than its neighbours")
             pages, keys = self._children(data, keys)
         raise Surprise("a tree that does not end")
 
@@ -278,7 +278,7 @@ class _Rows:
 def _in_threads(work: Callable[[Ints], Part], blocks: Sequence[Ints]) -> Iterator[Part]:
     """What `work` makes of each block, in their order; numpy lets go of the interpreter, so that threads help."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = min(cores, MOST_THREADS, len(blocks))
+    threads = min(cores + 1, MOST_THREADS, len(blocks))  # one more: each holds the interpreter for a part of its time
     if threads < 2:
         yield from map(work, blocks)
         return
