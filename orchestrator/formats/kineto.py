@@ -89,7 +89,7 @@ TABLES: tuple[tuple[tuple[str, ...], Callable[[Trace], Iterator[Table]]], ...] =
 ALL = frozenset(name for names, _ in TABLES for name in names) | {*kineto_gpu.QUEUES}
 OF_OPERATORS = {"gpu_gaps", "torch_ops", "ranges", "memory"}
 """Those for which it matters what ran on the CPU, beside the calls that launch."""
-WITHOUT_LAUNCHES = {"gpu_kernel_summary", "gpu_utilization", "cuda_api_summary", "torch_ops", "ranges", "memory"}
+WITHOUT_LAUNCHES = {"gpu_kernel_summary", "gpu_utilization", "cuda_api_summary", "torch_ops", "ranges"}
 """Those that show of the GPU's work only its names and times."""
 
 

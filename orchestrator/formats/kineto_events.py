@@ -42,23 +42,28 @@ LATEST_US = 2**53
 # ---------------------------------------------------------------- in the file
 
 
-class Args(msgspec.Struct, gc=False):
-    """The arguments of an event that some table needs, in the order of the file: the decoder is quicker so."""
+class FewArgs(msgspec.Struct, gc=False):
+    """The arguments of an event that say what belongs together, in the order of the file: the decoder is quicker so."""
 
     external: int | None = msgspec.field(name="External id", default=0)
     shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
     device: int | None = MISSING
     stream: int | str | None = MISSING
     correlation: int | None = MISSING
+    graph: int | None = msgspec.field(name="graph id", default=MISSING)
+    external_2021: int | None = msgspec.field(name="external id", default=0)
+
+
+class Args(FewArgs, gc=False):
+    """All arguments that some table needs."""
+
     registers: int | None = msgspec.field(name="registers per thread", default=MISSING)
     shared: int | None = msgspec.field(name="shared memory", default=MISSING)
     grid: msgspec.Raw = msgspec.Raw()  # of a kernel a list; Triton's own events tell it in words
     block: msgspec.Raw = msgspec.Raw()
-    graph: int | None = msgspec.field(name="graph id", default=MISSING)
     bytes: int | str | None = MISSING
     source: int | None = msgspec.field(name="fromDevice", default=MISSING)  # of a copy between two devices
     target: int | None = msgspec.field(name="toDevice", default=MISSING)
-    external_2021: int | None = msgspec.field(name="external id", default=0)
     device_type: int | None = msgspec.field(name="Device Type", default=MISSING)
     device_id: int | None = msgspec.field(name="Device Id", default=MISSING)
     address: int | None = msgspec.field(name="Addr", default=MISSING)
@@ -87,6 +92,12 @@ class Event(msgspec.Struct, gc=False):
     ts: float = 0.0
     dur: float | None = None
     args: Args | None = None
+
+
+class SmallEvent(Event, gc=False):
+    """The same where launches and memory are not asked for: half the time goes into objects, by their size."""
+
+    args: FewArgs | None = None  # type: ignore[assignment]
 
 
 class ExactEvent(Event, gc=False):
@@ -238,12 +249,12 @@ class Trace:
 def load(path: Path, operators: bool = True, launches: bool = True) -> Trace:
     """The trace in a file, .json or gzip; of a file that is cut off, what is whole. Without operators: of what
     ran on the CPU only the calls of the CUDA or HIP runtime and driver. Without launches: the GPU's work without its
-    shape, its resources and its memory.
+    shape, its resources and sizes, and no memory.
 
     Raises ParseError for a file that is no such trace, or in which nothing can be read."""
     try:
         first = OP if operators else CALL
-        reading = _Reading(path, Event, first, launches)
+        reading = _Reading(path, Event if launches else SmallEvent, first, launches)
         if reading.is_blurred:
             reading = _Reading(path, ExactEvent, first, launches, int(reading.first_us))
         return reading.trace()
@@ -387,6 +398,8 @@ class _Reading:
 
     def _add_instants(self, events: list[Event]) -> None:
         self.failed_allocations += sum(event.name == "[OutOfMemory]" for event in events)
+        if not self.launches:
+            return
         events = [e for e in events if e.name == "[memory]" and e.args and e.args.changed not in (None, MISSING)]
         self.memory.add(
             us=self._us(events),
