@@ -299,7 +299,7 @@ def _profiles() -> Table:
 
 
 def _rules() -> Table:
-    text = "The grid is smaller than the GPU. See @section:LaunchStats:Launch Statistics@ and @url:the guide:https://a.b/c@."
+    text = "The grid is smaller than the GPU. See Launch Statistics."
     rule = {"launch": 0, "kernel": "max_pool", "section": "LaunchStats", "rule": "LaunchConfiguration"}
     return _of(
         "kernel_rules",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +87,7 @@ def _kernel(row: dict[str, Any], advice: list[Advice]) -> Kernel:
     return Kernel(
         capture=row["capture"],
         launch=row["launch"],
-        name=plainly(row["kernel"]),
+        name=row["short_name"] or plainly(row["kernel"]),
         full_name=row["kernel"],
         shape=" × ".join(f"({text})" for text in (row["grid"], row["block"]) if text) or view.UNKNOWN,
         bound=row["bound"],
@@ -161,18 +160,8 @@ def _rules(report: Report) -> dict[tuple[str, int], list[Advice]]:
     found: dict[tuple[str, int], list[Advice]] = {}
     for row in sorted(told, key=lambda r: (_ORDER[r["kind"]], -(r["speedup_pct"] or 0))):
         gain = None if row["speedup_pct"] is None else f"{row['speedup_pct']:.3g} %"
-        found.setdefault((row["capture"], row["launch"]), []).append(
-            Advice(row["kind"], readable(row["message"]), gain)
-        )
+        found.setdefault((row["capture"], row["launch"]), []).append(Advice(row["kind"], row["message"], gain))
     return found
-
-
-_LINK = re.compile(r"@(?:section:[^:@]*:(?P<title>[^@]*)|url:(?P<text>[^@]*?):\w+://[^@]*)@")
-
-
-def readable(message: str) -> str:
-    """A message of a rule as plain text. ncu writes its links as @section:Name:Title@ and @url:text:address@."""
-    return " ".join(_LINK.sub(lambda link: link["title"] or link["text"] or "", message).split())
 
 
 def plainly(name: str) -> str:

@@ -86,11 +86,6 @@ def test_the_function_s_own_name(full: str, name: str) -> None:
     assert kernels.plainly(full) == name
 
 
-def test_links_in_advice_are_read_as_text() -> None:
-    said = "See @section:LaunchStats:Launch Statistics@ and the @url:Guide:https://a.b/c.html#d:e@. Mail a@b"
-    assert kernels.readable(said) == "See Launch Statistics and the Guide. Mail a@b"
-
-
 def test_the_roofline_holds_the_kernels_below_the_roof(report: Report) -> None:
     chart = kernels.roofline(report)
     assert chart is not None and len(chart.points) == 2 and len(chart.roofs) == 1
