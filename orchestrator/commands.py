@@ -30,6 +30,8 @@ def run(words: list[str]) -> int:
     """Runs the command line `words` and gives back the exit status."""
     own, command = split(words)
     verb = own.pop(0) if own and own[0] in VERBS else "run"
+    if verb == "import" and command is not None:  # files all the same, whose names may begin with a dash
+        own, command = [*own, *(f"./{word}" if word.startswith("-") else word for word in command)], None
     parser = PARSERS[verb](_Parser(prog=f"profrun {verb}", description=VERBS[verb].__doc__, allow_abbrev=False))
     if verb in TAKE_COMMAND and command is None:
         own, command = _bare_command(parser, own)
@@ -407,7 +409,7 @@ def rebuild(options: argparse.Namespace) -> int:
     plan = importing.PLAN if imported else plans.load(path / "plan.yaml")
     console = _console(options)
     try:
-        report = runner.rebuild(folder.Folder(path, redact.value), plan, console)
+        report = runner.rebuild(folder.Folder(path, redact.in_text), plan, console)
     except OSError as error:
         if error.errno not in folder.DISK_TROUBLE:
             raise

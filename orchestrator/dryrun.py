@@ -106,6 +106,7 @@ class DryRun:
             "{pids}": "the processes",
             "{python}": "its Python process",
             "{n}": "0, 1, ...",
+            "{launches}": "as many as it takes until each chosen kernel has come",
         }
         used = [f"{name} {meaning}" for name, meaning in known.items() if any(name in word for word in words)]
         if used:

@@ -27,6 +27,7 @@ NEEDED_BYTES = 64 << 20
 """Free space without which no run is begun: less would be lost in the middle."""
 
 _SAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_UNPAIRED = re.compile("[\ud800-\udfff]")
 _LETTERS = "abcdefghijkmnpqrstuvwxyz"
 
 
@@ -54,7 +55,9 @@ class Folder:
         return target
 
     def write_json(self, name: str, data: Any) -> Path:
-        return self.write(name, json.dumps(data, indent=1, default=_jsonable, ensure_ascii=False) + "\n")
+        """The same for a record. Bytes of a name that are no UTF-8 become JSON's escapes, so that every reader can."""
+        text = json.dumps(data, indent=1, default=_jsonable, ensure_ascii=False) + "\n"
+        return self.write(name, _UNPAIRED.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
     def append(self, name: str, line: str) -> None:
         """Appends one line and makes sure that it is on the disk: for journals."""

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 LARGE_BYTES = 1 << 30
 """Of a file that is larger it is said that it is copied."""
+LONGEST_NAME_BYTES = 200
+"""File systems take 255; an export's name is longer than its report's."""
 EXPORT_LIMIT_S = 1800.0
 PLAN = Plan(version=1, name=IMPORT, collectors=(Timing(),))
 """No plan made such a report. What is asked of one, such as the pages to write, is at its default."""
@@ -63,7 +65,7 @@ def run(request: Request, console: Console) -> Report:
     if all(one.refusal for one in given):
         raise _nothing(given)
     name = request.name or _name(given[0].path)
-    target = folder.create(request.output or Path(PLAN.report.directory), name, redact.value)
+    target = folder.create(request.output or Path(PLAN.report.directory), name, redact.in_text)
     try:
         captures = [_capture(number, one, target, console) for number, one in enumerate(given, 1)]
         target.write_json("raw/run.json", _raw(target, name, captures, time.perf_counter() - began))
@@ -89,32 +91,47 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
     """The files, each once. Raises UsageError for the first path that is none."""
     seen: set[str] = set()
     for path in paths:
-        _check_file(path)
+        _check_file(path, shown(str(path)))
         real = os.path.realpath(path)
         if real not in seen:
             seen.add(real)
             yield path
 
 
-def _check_file(path: Path) -> None:
+def _check_file(path: Path, name: str) -> None:
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"{path} can't be imported", why, "name files that are there") from error
+        raise UsageError(f"{name} can't be imported", why, "name files that are there") from error
     if stat.S_ISDIR(mode):
-        raise UsageError(f"{path} is a folder", "only files are imported", f"profrun import {shlex.quote(str(path))}/*")
+        raise UsageError(f"{name} is a folder", "only files are imported", f"profrun import {shlex.quote(name)}/*")
     if not stat.S_ISREG(mode):
         kind = "a FIFO" if stat.S_ISFIFO(mode) else "no regular file"
-        raise UsageError(f"{path} is {kind}", "it can be read only once, or never ends", "write it to a file first")
+        raise UsageError(f"{name} is {kind}", "it can be read only once, or never ends", "write it to a file first")
 
 
 def _look(path: Path) -> _Given:
     try:
         found = sniff(path)
     except ParseError as error:
-        return _Given(path, None, str(error))
-    return _Given(path, found, f"{path.name} is {found.words}; {found.instead}" if found.instead else None)
+        return _Given(path, None, str(error).replace(path.name, shown(path.name)))
+    return _Given(path, found, f"{shown(path.name)} is {found.words}; {found.instead}" if found.instead else None)
+
+
+def shown(name: str) -> str:
+    """A file's name on one line: bytes that are no UTF-8, line breaks and other control characters as escapes."""
+    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _kept(name: str) -> str:
+    """The name inside raw/: fit for any file system and for links, with room for what is put behind it."""
+    clean = "".join(c if c.isprintable() and not "\ud800" <= c <= "\udfff" else "_" for c in name)
+    data, suffix = clean.encode(), Path(clean).suffix.encode()
+    if len(data) <= LONGEST_NAME_BYTES or len(suffix) >= LONGEST_NAME_BYTES:
+        return data[:LONGEST_NAME_BYTES].decode("utf-8", "ignore")
+    return data[: LONGEST_NAME_BYTES - len(suffix)].decode("utf-8", "ignore") + suffix.decode()
 
 
 def _nothing(given: Sequence[_Given]) -> UsageError:
@@ -134,29 +151,29 @@ def _name(path: Path) -> str:
 
 
 def _capture(number: int, given: _Given, target: folder.Folder, console: Console) -> Capture:
-    found = given.found
+    found, name = given.found, shown(given.path.name)
     if found is None or given.refusal:
         who = found.kind if found else "unknown"
-        about = {"file": given.path.name}
-        return Capture(f"{IMPORT}-{number}-{who}", IMPORT, who, "unreadable", given.refusal, options=about)
+        about = {"file": name}
+        return Capture(f"{IMPORT}-{number}-{who}", IMPORT, who, "unreadable", given.refusal, None, options=about)
     kind = imported.KINDS[found.kind]
     size = given.path.stat().st_size
     if size > LARGE_BYTES:
-        console.warn(f"{given.path.name}: {show_bytes(size)} are copied, so that the report stands alone")
-    console.stage(f"copying {given.path.name}")
-    about = {"file": given.path.name, "kind": found.kind}
-    capture = Capture(f"{IMPORT}-{number}-{kind.collector}", IMPORT, kind.collector, "ok", options=about)
+        console.warn(f"{name}: {show_bytes(size)} are copied, so that the report stands alone")
+    console.stage(f"copying {name}")
+    about = {"file": name, "kind": found.kind}
+    capture = Capture(f"{IMPORT}-{number}-{kind.collector}", IMPORT, kind.collector, "ok", trust=None, options=about)
     try:
         capture = _with_file(capture, given.path, found, kind, target)
     except PermissionError as error:
-        return replace(capture, status="unreadable", reason=f"{given.path.name} can't be read: {error.strerror}")
+        return replace(capture, status="unreadable", reason=f"{name} can't be read: {error.strerror}")
     return _with_export(capture, target, console) if found.kind == "nsys-rep" else capture
 
 
 def _with_file(capture: Capture, path: Path, found: Found, kind: imported.Kind, target: folder.Folder) -> Capture:
     """With its file in the report's folder, unpacked where its reader does not see through gzip."""
     unpacks = found.packed and not kind.opens_gzip
-    name = f"{capture.id}/{path.name.removesuffix('.gz') if unpacks else path.name}"
+    name = f"{capture.id}/{_kept(path.name.removesuffix('.gz') if unpacks else path.name)}"
     with path.open("rb") as file:
         source = _Unpacked(file) if unpacks else file
         size, digest = target.take(source, name)
@@ -166,7 +183,7 @@ def _with_file(capture: Capture, path: Path, found: Found, kind: imported.Kind, 
     )
     capture = replace(capture, artifacts=(artifact,))
     cut = isinstance(source, _Unpacked) and source.damage
-    return replace(capture, status="degraded", reason=f"{path.name} {cut}") if cut else capture
+    return replace(capture, status="degraded", reason=f"{shown(path.name)} {cut}") if cut else capture
 
 
 class _Unpacked:

@@ -371,7 +371,8 @@ class Capture:
     collector: str
     status: Status
     reason: str | None = None
-    trust: Trust = "high"
+    trust: Trust | None = "high"
+    """None: imported, so there is no bare run to judge it by."""
     tool: Tool | None = None
     commands: tuple[tuple[str, ...], ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -115,6 +115,6 @@ def _not_repeatable(found: Repeatable | None) -> Verdict | None:
 def _warnings(captures: Sequence[Capture], steps: Sequence[StepRecord]) -> Verdict | None:
     """Under --strict, what else would only be shown."""
     weak = [f"{c.collector}: {c.status}" for c in captures if c.status not in ("ok",)]
-    weak += [f"{c.collector}: {c.trust}" for c in captures if c.trust != "high"]
+    weak += [f"{c.collector}: {c.trust}" for c in captures if c.trust not in (None, "high")]
     weak += [f"{s.use}: {s.status}" for s in steps if s.status not in ("applied", "already")]
     return (EXIT_CAPTURE, "incomplete", "--strict: " + "; ".join(weak)) if weak else None

@@ -86,6 +86,10 @@ def _steady_ns(capture: Capture, past: Past) -> tuple[int, int] | None:
 
 
 def _late(capture: Capture) -> bool:
-    """Whether its recording began later than the program: in a window, or in a range of the program's own."""
+    """Whether its recording began later than the program: in a window, or in a range of the program's own.
+
+    torch.profiler begins when the program imports torch, at the earliest."""
+    if capture.collector == "torch" or capture.options.get("range"):
+        return True
     began, run = capture.started_ns, capture.run
-    return bool(capture.options.get("range")) or (began is not None and run is not None and began > run.started_ns)
+    return began is not None and run is not None and began > run.started_ns

@@ -295,29 +295,46 @@ class Plan(_Part):
     @model_validator(mode="after")
     def _finds_what_it_needs(self) -> Plan:
         """What chooses its kernels from another collector's capture stands after that collector."""
-        problems: list[Any] = []
-        for path, _, need in self.unmet():
-            said = {
-                "text": f"takes its kernels from {need}, which does not come before it",
-                "hint": f"add - {{use: {need}}} above it, as a pass of its own; or name the kernels by a regex",
-            }
-            problems.append({"type": PydanticCustomError("plan", "{text}", said), "loc": path, "input": None})
+        found = [
+            (path, f"takes its kernels from {need}, which does not come before it",
+             f"add - {{use: {need}}} above it, as a pass of its own; or name the kernels by a regex")
+            for path, _, need in self.unmet()
+        ] or [
+            (path, f"takes its kernels from {need}, whose options leave them out", hint)
+            for path, need, hint in self._blind()
+        ]  # fmt: skip
+        problems: list[Any] = [
+            {"type": PydanticCustomError("plan", "{text}", {"text": text, "hint": hint}), "loc": path, "input": None}
+            for path, text, hint in found
+        ]
         if problems:
             raise ValidationError.from_exception_data("plan", problems)
         return self
 
     def unmet(self) -> list[tuple[tuple[str | int, ...], Collector, str]]:
         """(place in the plan, collector, what it needs) where no earlier pass has what it needs."""
-        found: list[tuple[tuple[str | int, ...], Collector, str]] = []
-        earlier: set[str] = set()
+        return [
+            (path, collector, needs[0])
+            for path, collector, earlier in self._with_earlier()
+            if (needs := collector.needs()) and needs[0] not in {one.use for one in earlier}
+        ]
+
+    def _blind(self) -> Iterator[tuple[tuple[str | int, ...], str, str]]:
+        """(place in the plan, what it needs, what to write there) where all that it could ask leave out kernels."""
+        for path, collector, earlier in self._with_earlier():
+            asked = [one for one in earlier if one.use in collector.needs()]
+            instead = [one.without_kernels() for one in asked]
+            if instead and all(instead):
+                yield path, asked[-1].use, f"write {instead[-1]} in - {{use: {asked[-1].use}}}"
+
+    def _with_earlier(self) -> Iterator[tuple[tuple[str | int, ...], Collector, tuple[Collector, ...]]]:
+        """Every collector with its place in the plan, and those of the passes before its own."""
+        earlier: tuple[Collector, ...] = ()
         for index, (item, group) in enumerate(zip(self.collectors, self.groups(), strict=True)):
             for number, collector in enumerate(group):
                 inside = ("together", number) if isinstance(item, Together) else ()
-                needs = collector.needs()
-                if needs and needs[0] not in earlier:
-                    found.append((("collectors", index, *inside), collector, needs[0]))
-            earlier |= {collector.use for collector in group}
-        return found
+                yield ("collectors", index, *inside), collector, earlier
+            earlier += group
 
     def groups(self) -> tuple[tuple[Collector, ...], ...]:
         """The collectors by pass: those of one `together` share theirs."""

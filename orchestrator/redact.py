@@ -60,6 +60,18 @@ _SECRET_FLAG = re.compile(
     r"|auth)(?:[-_](?:key|token|file|value|id))?)(=(.*))?$"
 )
 _ASSIGNMENT = re.compile(r"^([A-Za-z_]\w*)=(.+)$", re.S)
+_GIVEN = re.compile(
+    r"""(?P<quote>\\?["'])?(?<![\w-])"""
+    r"""(?:(?P<name>-{0,2}[A-Za-z_][\w-]*)=|(?P<option>--?[A-Za-z][\w-]*)(?:(?P=quote),\s*(?P=quote)|[ \t]+)(?!-))"""
+)
+"""Where in a text a name gets its value: "NAME=value", "--flag", "value"; without quotes NAME=value, --flag value."""
+_WORD = re.compile(r"""\\?"[^"]*"|'[^']*'|[^\s"'\\`;&)\]}=(\[{<][^\s"'\\`;&)\]}]*""")
+_SECRET_WORD = re.compile(
+    r"(?i)(?:password|passwd|secret|token|api[-_]?key|access[-_]?key|private[-_]?key|credentials?)$"
+)
+_PASSWORD = re.compile("(?i)pass|pwd|secret")
+_NUMBER = re.compile(r"[-+]?[\d.]+|true|false|none|null|nullptr", re.I)
+"""Of tokens there are also counts (`token=5`), of passwords none."""
 _SHORTEST_SECRET = 6
 """Shorter values of secret-named variables are not looked for in texts: they would be found everywhere."""
 
@@ -74,6 +86,42 @@ def value(text: str) -> str:
     for pattern in _SECRET_VALUES:
         text = pattern.sub(MASK, text)
     return text
+
+
+def in_text(text: str) -> str:
+    """The same, also without what is given to options and variables with a secret name: for what tools recorded."""
+    text = value(text)
+    if "=" not in text and "--" not in text and '"-' not in text:
+        return text  # nearly every name of a function or kernel
+    shown: list[str] = []
+    at = 0
+    for found in _GIVEN.finditer(text):
+        if found.start() >= at and _takes_secret(found):
+            end = _end_of_secret(text, found)
+            shown += [text[at : found.end()], MASK] if end > found.end() else [text[at:end]]
+            at = end
+    return "".join((*shown, text[at:]))
+
+
+def _takes_secret(found: re.Match[str]) -> bool:
+    name = found["name"] or found["option"]
+    if name.startswith("-"):
+        alone = found["option"] and name.lower().startswith("--no-")
+        return bool(_SECRET_FLAG.match(name)) and not alone
+    return is_secret_name(name) if name.isupper() else bool(_SECRET_WORD.search(name))
+
+
+def _end_of_secret(text: str, found: re.Match[str]) -> int:
+    """Where the value ends; where it begins, if it is none or no secret."""
+    begin, name, quote = found.end(), found["name"] or "-", found["quote"]
+    if quote:
+        end = text.find(quote, begin)
+        end = len(text) if end < 0 else end
+    else:
+        word = _WORD.match(text, begin)
+        end = word.end() if word else begin
+    counts = _NUMBER.fullmatch(text, begin, end) and not name.startswith("-") and not _PASSWORD.search(name)
+    return begin if counts or text.startswith(MASK, begin) else end
 
 
 def environment(env: Mapping[str, str], show: Iterable[str] = ()) -> dict[str, str]:
@@ -125,6 +173,6 @@ def scrubber(env: Mapping[str, str]) -> Callable[[str], str]:
     pattern = re.compile("|".join(map(re.escape, words))) if words else None
 
     def scrub(text: str) -> str:
-        return value(pattern.sub(MASK, text) if pattern else text)
+        return in_text(pattern.sub(MASK, text) if pattern else text)
 
     return scrub

@@ -146,7 +146,7 @@ def load(folder: Path) -> Report:
     """The report in `folder`. Raises ReportError when there is none, or it is of another kind or version."""
     path = folder / "summary.json"
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text("utf-8", "surrogateescape"))
     except FileNotFoundError:
         raise ReportError(
             f"{folder} holds no report", "there is no summary.json in it", "name a report folder"

@@ -352,7 +352,7 @@ def read_raw(path: Path) -> dict[str, Any]:
     """raw/run.json of a report folder. Raises ReportError when there is none, or it is of another kind."""
     file = path / "raw" / "run.json"
     try:
-        data = json.loads(file.read_text())
+        data = json.loads(file.read_text("utf-8", "surrogateescape"))
     except OSError as error:
         raise ReportError(f"{path} holds no run", f"{file}: {error.strerror}", "name a report folder") from error
     except ValueError as error:

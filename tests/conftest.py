@@ -29,9 +29,9 @@ def golden() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that runs a real tool runs once more before it fails: tools come late on a busy machine. -ra tells."""
+    """A test of real tools and programs runs once more before it fails: they come late on a busy machine. -ra tells."""
     for item in items:
-        if item.get_closest_marker("tool"):
+        if item.get_closest_marker("tool") or "real" in item.path.parts:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 

@@ -55,6 +55,8 @@ def test_a_file_becomes_a_capture_and_the_report_stands_alone(tmp_path: Path, ru
     assert result.code == 0, result.stderr
     capture = result.captures()["folded"]
     (artifact,) = capture["artifacts"]
+    assert capture["trust"] is None, "there is nothing to judge it by"
+    assert "trust: None" not in page(result)
     assert (capture["id"], capture["status"]) == ("import-1-folded", "ok")
     assert artifact["path"] == "raw/import-1-folded/stacks.txt"
     assert artifact["sha256"] == hashlib.sha256(FOLDED.encode()).hexdigest() and artifact["bytes"] == len(FOLDED)
@@ -266,3 +268,51 @@ def test_no_gpu_time_without_gpu_tables() -> None:
 
 def test_every_kind_names_a_role() -> None:
     assert all(kind.role and kind.collector for kind in KINDS.values())
+
+
+# ---------------------------------------------------------------- names and secrets
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9\n.txt", b"n" * 251 + b".txt", b"tab\t.txt"])
+def test_any_name_of_a_file_will_do(tmp_path: Path, name: bytes, run: Run) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+    path.write_text(FOLDED)
+    result = run("import", path)
+    assert result.code == 0, result.stderr
+    told = name.decode("utf-8", "backslashreplace").replace("\n", "\\n").replace("\t", "\\t")
+    assert f"ok            {told}: " in result.stderr
+    assert result.captures()["folded"]["options"]["file"] == told
+    for file in ("raw/run.json", "summary.json", "report.md", "index.html"):
+        (result.folder / file).read_bytes().decode("utf-8")
+    assert run("report", result.folder).code == 0
+
+
+@pytest.mark.parametrize("file", ["nsys/2024.6.2_a100_gpt_small.sqlite", "ncu/csv_raw_h200_sglang_decode.csv.gz"])
+def test_what_a_cut_file_has_lost_is_its_reason(shared: Path, tmp_path: Path, file: str, run: Run) -> None:
+    data = (shared / "data" / file).read_bytes()
+    path = tmp_path / Path(file).name
+    path.write_bytes(data[: len(data) * 6 // 10])
+    result = run("import", path)
+    assert result.code == 0 and "degraded" in result.stderr and "damaged" in result.stderr
+    (capture,) = result.summary["captures"]
+    assert capture["status"] == "degraded" and "damaged" in capture["reason"]
+    assert capture["reason"] not in capture["notes"]
+    again = run("report", result.folder)
+    assert again.code == 0 and "damaged" in again.stderr
+
+
+def test_secrets_in_recorded_arguments_are_not_shown(tmp_path: Path, run: Run) -> None:
+    line = 'openat(AT_FDCWD, "/home/u/token=ABC123DEF", O_RDONLY) = 3 <0.000050>\n'
+    words = '["mysql", "--password=hunter3secret", "--api-key", "ABC123DEF456"], ["PGPASSWORD=hunter3secret"]'
+    result = run("import", write(tmp_path / "log", f'execve("/bin/mysql", {words}) = 0 <0.1>\n{line}'))
+    assert result.code == 0
+    for file in ("index.html", "report.md", "summary.json", "tables/syscall_events.parquet"):
+        if (result.folder / file).exists():
+            data = (result.folder / file).read_bytes()
+            assert b"hunter3secret" not in data and b"ABC123DEF" not in data, file
+
+
+def test_a_name_may_begin_with_a_dash(tmp_path: Path, run: Run) -> None:
+    write(tmp_path / "-x.txt", FOLDED)
+    result = run("import", "--", "-x.txt")
+    assert result.code == 0 and "ok            -x.txt: " in result.stderr

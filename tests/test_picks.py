@@ -189,6 +189,13 @@ def test_check_says_the_choice_in_words(tmp_path: Path, tools: Tools) -> None:
     assert argv[argv.index("--kernel-id") + 1] == "the 5 kernels with the most exposed time in nsys"
 
 
+def test_check_says_how_a_window_of_steps_is_filled(tmp_path: Path, tools: Tools) -> None:
+    plan = write_plan(tmp_path, "{use: nsys}", FROM, window="{skip: 3, steps: 2}", **FAST)
+    told = profrun("check", plan, "--", "true", cwd=tmp_path, env=tools.env).stdout
+    assert "--kernel-name 'the 2 kernels with the most time in nsys' --launch-count '{launches}'" in told
+    assert "{launches} as many as it takes until each chosen kernel has come" in told
+
+
 @pytest.mark.parametrize(
     ("collectors", "place"),
     [
@@ -205,6 +212,26 @@ def test_nsys_has_to_come_before(tmp_path: Path, collectors: tuple[str, ...], pl
         return
     assert result.code == 2
     assert f"{place}: takes its kernels from nsys, which does not come before it (add - {{use: nsys}}" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("collectors", "instead"),
+    [
+        (("{use: nsys, trace: [osrt]}", FROM), "write trace: [cuda, osrt] in - {use: nsys}"),
+        (("{use: nsys, trace: [none]}", FROM), "write trace: [cuda] in - {use: nsys}"),
+        (("{use: torch, activities: [cpu]}", FROM.replace("nsys", "torch")), "write activities: [cpu, cuda] in"),
+        (("{use: nsys, trace: [osrt]}", "{use: torch, activities: [cpu]}", FROM), "in - {use: torch}"),
+        (("{use: nsys, trace: [osrt]}", "{use: torch}", FROM), None),
+        (("{use: nsys, trace: [osrt]}", "{use: nsys, trace: [cuda]}", FROM), None),
+        (("{use: nsys, trace: [osrt]}", "{use: ncu}"), None),
+        (("{use: nsys}", FROM), None),
+    ],
+)
+def test_what_it_asks_has_to_look_at_kernels(tmp_path: Path, collectors: tuple[str, ...], instead: str | None) -> None:
+    result = profrun("check", write_plan(tmp_path, *collectors, **FAST), "--", "true", cwd=tmp_path)
+    assert (result.code == 2) == (instead is not None)
+    assert ("whose options leave them out (" in result.stderr) == (instead is not None)
+    assert (instead or "") in result.stderr
 
 
 def test_in_one_pass_with_nsys_it_is_refused(tmp_path: Path) -> None:

@@ -80,3 +80,49 @@ def test_the_scrubber_finds_literal_values_also_inside_json() -> None:
     assert "7731" not in scrub('plain zqx-"7731"\tä end')
     assert "7731" not in scrub(json.dumps({"text": 'zqx-"7731"\tä'}, ensure_ascii=False))
     assert scrub("harmless ab") == "harmless ab"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('"/bin/mysql", ["mysql", "--password=hunter 3", "-u"]', '"/bin/mysql", ["mysql", "--password=*", "-u"]'),
+        ('["x", "--api-key", "ABC DEF", "--next"]', '["x", "--api-key", "*", "--next"]'),
+        ('["x","--api-key","ABC","b"]', '["x","--api-key","*","b"]'),
+        ('["AWS_SECRET_ACCESS_KEY=wJa/t=","PGPASSWORD=x","H=/r"]', '["AWS_SECRET_ACCESS_KEY=*","PGPASSWORD=*","H=/r"]'),
+        ("/home/u/token=abc,d", "/home/u/token=*"),
+        ("sh -c mysql --password hunter2 -u x", "sh -c mysql --password * -u x"),
+        ("load --password=hunter2; go", "load --password=*; go"),
+        ("env PGPASSWORD=123456 psql", "env PGPASSWORD=* psql"),
+        ("url=x?a=b,password=abc", "url=x?a=b,password=*"),
+        ("Server=db;Password=abc;Port=1", "Server=db;Password=*;Port=1"),
+        ('connect(client_secret="a b", retries=3)', "connect(client_secret=*, retries=3)"),
+        ("GET /x?token=abc&a=1", "GET /x?token=*&a=1"),
+    ],
+)  # fmt: skip
+def test_secrets_inside_of_texts(text: str, shown: str) -> None:
+    found = redact.in_text(text)
+    assert found == shown.replace("*", redact.MASK) and redact.in_text(found) == found
+    inside = json.loads(redact.in_text(json.dumps({"args": [text]}, indent=1)))
+    assert inside == {"args": [shown.replace("*", redact.MASK)]}, "and as JSON writes it"
+    assert redact.scrubber({})(text) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul> >()",
+        "void cub::DeviceRadixSortOnesweepKernel<Policy, false, long, long, unsigned int, int, int>(KeyT const*)",
+        "auto kernel(T, U) [with T = token; U = password; key = int; bool secret = true]",
+        "std::enable_if<(N >= 4) && (token == 3), void>::type run(Key key=5)",
+        "triton__0d1d2d3de BLOCK_M=64 NUM_KEYS=8 HAS_TOKEN=True MAX_NUM_TOKENS=131072",
+        "prefill num_tokens=512 next_token=151643 tokens=[1, 2] key=a pass=forward",
+        "<lambda> (train.py:12);token_embedding (model.py:3) 40",
+        "self.key --verbose x",
+        "operator==(Token const&, Token const&)",
+        "--no-token next --max-tokens=5 --tokenizer bert --lr 0.1",
+        "/etc/passwd O_RDONLY|O_CLOEXEC st_mode=S_IFREG|0644, st_size=10",
+        '{"--tokenizer", "bert"}',
+    ],
+)
+def test_names_and_code_stay_as_they_are(text: str) -> None:
+    assert redact.in_text(text) == text

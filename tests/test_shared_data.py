@@ -31,6 +31,7 @@ EXPECTED = (
     ("ncu/csv_prelude_only_no_table.csv", "ncu-log", "refused", "import the report (.ncu-rep)"),
     ("ncu/*.csv", "ncu-csv", "read", ""),
     ("ncu/*.csv.gz", "ncu-csv", "read", ""),
+    ("ncu/log_err_nvgpuctrperm.txt", "ncu-log", "refused", "not allowed to read the GPU's counters"),
     ("ncu/*.txt", "ncu-log", "refused", "import the report (.ncu-rep)"),
     ("nsys/2023.3.1_no_gpu_driver0.sqlite", "nsys-sqlite", "empty", "no event"),
     ("nsys/2026.1.1_a100x4_julia.sqlite", "nsys-sqlite", "empty", "no event"),

@@ -73,6 +73,10 @@ class Collector(BaseModel):
         chooses none. The first stands earlier in the plan."""
         return ()
 
+    def without_kernels(self) -> str | None:
+        """What to write instead, where its options leave out the kernels that others choose from; None where not."""
+        return None
+
     def pick(self, capture: Capture, steady_ns: tuple[int, int] | None) -> Picks:
         """The kernels to look at, chosen from a usable capture of one of `needs()` before the machine is restored.
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from orchestrator.collectors.base import Collector, Parsed
-from orchestrator.formats.kernel_names import COMMUNICATION, function
+from orchestrator.formats.kernel_names import COMMUNICATION, communicates, function
 from orchestrator.model import Capture, Check, Child, Expect, Job, Launch, Pick, Picks, Sign, ToolProbe, Wrap
 
 if TYPE_CHECKING:
@@ -35,13 +37,37 @@ MEASURES = {"total_time": "time", "exposed_time": "exposed time", "count": "laun
 
 _TIMED_WINDOW = "a window in time does not apply to ncu: it takes the first launches that match (one in steps does)"
 
+_WAITING = "those that wait for other GPUs (NCCL, NVSHMEM, ...)"
+
+_BROKEN = ("missing ),", "unbalanced parenthesis", "unterminated character set", "nothing to repeat")
+"""What Python's words for a broken regex begin with where Perl's syntax gives it no other meaning, ..."""
+_PERL_ONLY = re.compile(r"\[:|\(\*[A-Z]")
+"""... unless it holds one of these: classes such as [:alpha:], and verbs such as (*FAIL)."""
+
+
+def _whole(pattern: str) -> str:
+    """The regex for ncu, which alone knows all of its syntax. Raises ValueError where it is broken in any syntax."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            re.compile(pattern)
+    except re.error as error:
+        if error.msg.startswith(_BROKEN) and not _PERL_ONLY.search(pattern):
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+    except (OverflowError, RecursionError):
+        pass  # too large for Python alone
+    return pattern
+
+
+Regex: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_whole)]
+
 
 class KernelNames(BaseModel):
     """Kernels by their names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(min_length=1, description="a regular expression (Perl's), found anywhere in the name")
+    name: Regex = Field(description="a regular expression (Perl's), found anywhere in the name")
     base: Literal["function", "demangled", "mangled"] = Field(
         "function", description="the name that it looks at: without or with arguments, or as the linker knows it"
     )
@@ -76,9 +102,7 @@ def _form(value: Any) -> str:
 
 
 Kernels: TypeAlias = Annotated[
-    Annotated[str, Field(min_length=1), Tag("text")]
-    | Annotated[KernelNames, Tag("named")]
-    | Annotated[KernelsFrom, Tag("chosen")],
+    Annotated[Regex, Tag("text")] | Annotated[KernelNames, Tag("named")] | Annotated[KernelsFrom, Tag("chosen")],
     Discriminator(_form),
 ]
 
@@ -153,14 +177,15 @@ class Ncu(Collector):
         """What ncu's own options exclude, said before anything runs."""
         if not isinstance(self.kernels, KernelsFrom):
             return self
-        for name, why in (
-            ("skip", "which launches are looked at follows from what it has seen"),
-            ("range", "launches are numbered over the whole program, not inside a range"),
-        ):
-            if getattr(self, name):
-                raise ValueError(f"`{name}` does not go with kernels that {self.kernels.from_} chooses: {why}")
-        if self.replay == "range":
-            raise ValueError("`replay: range` looks at ranges of the program, and so at no chosen kernels")
+        by = self.kernels.from_
+        clashes = (
+            (self.skip, f"`skip`: which launches are looked at follows from what {by} has seen"),
+            (self.range, "`range`: launches are numbered over the whole program, not inside a range"),
+            (self.replay == "range", "`replay: range`: it looks at ranges of the program, and so at no chosen kernels"),
+        )
+        found = [why for given, why in clashes if given]
+        if found:
+            raise ValueError(f"with kernels that {by} chooses do not go {'; '.join(found)}")
         return self
 
     def needs(self) -> tuple[str, ...]:
@@ -227,7 +252,7 @@ class Ncu(Collector):
     def _which(self, picks: Picks | None, by_steps: bool) -> tuple[str, ...]:
         """Which kernels to look at."""
         if isinstance(self.kernels, KernelsFrom):
-            return _chosen(picks, by_steps) if picks else ("--kernel-id", self.kernels.words())
+            return _chosen(picks, by_steps) if picks else _in_words(self.kernels, by_steps)
         base = self.kernels.base if isinstance(self.kernels, KernelNames) else "function"
         pattern = self._pattern()
         name = ("--kernel-name", f"regex:{pattern}") if pattern else ()
@@ -240,20 +265,32 @@ class Ncu(Collector):
         )
 
     def _pattern(self) -> str:
-        """The regex for the names. Kernel replay leaves out what waits for other GPUs, unless that is asked for."""
-        wanted = self.kernels if isinstance(self.kernels, str) else getattr(self.kernels, "name", "")
-        if self.replay != "kernel" or re.search(COMMUNICATION, wanted):
+        """The regex for the names. Kernel replay leaves out what waits for other GPUs, as far as the names of that base
+        tell it, unless it is asked for."""
+        wanted = self._wanted()
+        if not self._bars():
             return wanted
-        return f"^(?!.*({COMMUNICATION}))" + (f".*({wanted})" if wanted else "")
+        return f"^(?!.*(?i:{COMMUNICATION}))" + (f".*({wanted})" if wanted else "")
+
+    def _wanted(self) -> str:
+        return self.kernels if isinstance(self.kernels, str) else getattr(self.kernels, "name", "")
+
+    def _bars(self) -> bool:
+        """Whether the filter leaves out kernels that wait for other GPUs."""
+        return self.replay == "kernel" and not communicates(self._wanted())
 
     def _notes(self, job: Job, by_steps: bool) -> Iterator[str]:
         if job.window and not by_steps:
             yield _TIMED_WINDOW
-        if job.picks is None or not isinstance(self.kernels, KernelsFrom):
+        if not isinstance(self.kernels, KernelsFrom):
+            yield from (f"left out are {_WAITING}: they would hang in kernel replay",) if self._bars() else ()
+            return
+        if job.picks is None:
             return
         shown = ", ".join(f"{_short(pick.function)} ({pick.share:.0%})" for pick in job.picks.kernels)
         yield f"{self.kernels.words()}, {job.picks.steady}: {shown}"
         yield from job.picks.notes
+        yield from _beyond(job.picks, by_steps)
         if job.picks.late and not by_steps:
             yield (
                 f"the recording of {job.picks.source} began after the program, and ncu counts from its start: it looks "
@@ -279,14 +316,15 @@ class Ncu(Collector):
 
     def _looked_for(self, picks: Picks | None) -> str:
         if picks is not None:
-            return "; ".join(f"{pick.function}, number {_listed(pick.numbers)}" for pick in picks.kernels)
-        pattern = self.kernels.name if isinstance(self.kernels, KernelNames) else self.kernels
+            return _numbered(picks)
+        pattern = self._wanted()
         chosen = f"kernels matching {pattern!r}" if pattern else "all kernels"
-        return f"{chosen}, {self.launches or LAUNCHES} from number {self.skip} on"
+        but = f" but {_WAITING}" if self._bars() else ""
+        return f"{chosen}{but}, {self.launches or LAUNCHES} from number {self.skip} on"
 
     def parse(self, capture: Capture) -> Parsed:
-        """Tables `kernel_profiles`, `kernel_metrics`, `kernel_rules`; `degraded` when they are not of the kernels that
-        were chosen.
+        """Tables `kernel_profiles`, `kernel_metrics`, `kernel_rules`; `degraded` when some are lost, or not of the
+        kernels that were chosen.
 
         Without a report the run has already said why, and that stays."""
         from orchestrator.formats import ncu
@@ -296,10 +334,11 @@ class Ncu(Collector):
             return Parsed()
         content = ncu.read(path)
         profiles = (table for table in content.tables if table.name == "kernel_profiles")
-        measured = {(row["kernel"], row["grid"], row["block"]): None for table in profiles for row in table.rows()}
-        amiss = "; ".join(_amiss(capture.options.get("picks") or {}, list(measured)))
+        measured = Counter((row["kernel"], row["grid"], row["block"]) for table in profiles for row in table.rows())
+        amiss = "; ".join((*content.lost, *_amiss(capture.options.get("picks") or {}, measured)))
         tables = tuple(table for table in content.tables if len(table))
-        return Parsed(tables, content.notes, "degraded" if amiss else None, amiss or None)
+        notes = tuple(note for note in content.notes if note not in content.lost)
+        return Parsed(tables, notes, "degraded" if amiss else None, amiss or None)
 
 
 # ---------------------------------------------------------------- kernels that an earlier pass has chosen
@@ -314,8 +353,34 @@ def _chosen(picks: Picks, by_steps: bool) -> tuple[str, ...]:
     base = ("--kernel-name-base", picks.base)
     if by_steps:
         return *base, "--kernel-name", f"regex:^({names})$", "--launch-count", str(picks.launches)
-    numbers = "|".join(map(str, sorted({number for pick in picks.kernels for number in pick.numbers})))
+    numbers = "|".join(map(str, _numbers(picks)))
     return *base, "--kernel-id", f"::regex:^({names})$:^({numbers})$"
+
+
+def _in_words(kernels: KernelsFrom, by_steps: bool) -> tuple[str, ...]:
+    """The same for people, before anything is chosen."""
+    if by_steps:
+        return "--kernel-name", kernels.words(), "--launch-count", "{launches}"
+    return "--kernel-id", kernels.words()
+
+
+def _numbers(picks: Picks) -> list[int]:
+    return sorted({number for pick in picks.kernels for number in pick.numbers})
+
+
+def _numbered(picks: Picks) -> str:
+    """The chosen launches, for people."""
+    return "; ".join(f"{_short(pick.function)}, number {_listed(pick.numbers)}" for pick in picks.kernels)
+
+
+def _beyond(picks: Picks, by_steps: bool) -> Iterator[str]:
+    """How many launches pass the filter beside those that were chosen."""
+    chosen = sum(len(pick.numbers) for pick in picks.kernels)
+    if by_steps and picks.launches > chosen:
+        yield f"the first {picks.launches} launches of these names are measured, so that each kernel is among them"
+    most = len(picks.kernels) * len(_numbers(picks))
+    if not by_steps and most > chosen:
+        yield f"up to {most} launches match the filter, of which {chosen} were chosen: {_numbered(picks)}"
 
 
 def _escaped(name: str) -> str:
@@ -335,23 +400,31 @@ def _listed(numbers: Sequence[int]) -> str:
 Measured: TypeAlias = tuple[str, str | None, str | None]
 
 
-def _amiss(picks: Mapping[str, Any], measured: Sequence[Measured]) -> Iterator[str]:
-    """What was measured in place of the chosen kernels, and which of them are missing.
+def _amiss(picks: Mapping[str, Any], measured: Counter[Measured]) -> Iterator[str]:
+    """What was measured in place of the chosen launches, and how many of them are missing.
 
     The mangled name is part of ncu's filter; functions are compared, as its demangled names are spelled otherwise than
-    those of nsys."""
-    chosen = [Pick(**pick) for pick in picks.get("kernels", ())]
-    known = {pick.function for pick in chosen}
-    for pick in chosen:
-        wanted = (pick.function, pick.grid, pick.block)
-        if any((function(name), grid, block) == wanted for name, grid, block in measured):
+    those of nsys. So a template's kernels of one shape are counted together."""
+    wanted: Counter[Measured] = Counter()
+    for pick in (Pick(**pick) for pick in picks.get("kernels", ())):
+        wanted[pick.function, pick.grid, pick.block] += len(pick.numbers)
+    there: Counter[Measured] = Counter()
+    for (name, grid, block), count in measured.items():
+        there[function(name), grid, block] += count
+    known = {name for name, _, _ in wanted}
+    for one, count in wanted.items():
+        if there[one] >= count:
             continue
-        others = [one for one in measured if function(one[0]) == pick.function] or [
-            one for one in measured if function(one[0]) not in known
-        ]
-        instead = f"ncu measured {_told(*others[0])}" if others else "ncu measured no launch of it"
-        yield f"{picks.get('source')} chose {_told(pick.function, pick.grid, pick.block)}, {instead}"
+        others = [other for other in there if other[0] == one[0]] or [other for other in there if other[0] not in known]
+        yield f"{picks.get('source')} chose {_told(*one, count)}, {_instead(there[one], others)}"
 
 
-def _told(name: str, grid: str | None, block: str | None) -> str:
-    return f"{function(name)} (grid {grid or 'unknown'}, block {block or 'unknown'})"
+def _instead(measured: int, others: Sequence[Measured]) -> str:
+    if measured:
+        return f"ncu measured {measured} of them"
+    return f"ncu measured {_told(*others[0])}" if others else "ncu measured no launch of it"
+
+
+def _told(name: str, grid: str | None, block: str | None, launches: int = 1) -> str:
+    several = f"{launches} launches of " if launches > 1 else ""
+    return f"{several}{name} (grid {grid or 'unknown'}, block {block or 'unknown'})"

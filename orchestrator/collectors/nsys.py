@@ -150,6 +150,11 @@ class Nsys(Collector):
             wanted = (*wanted, "nvtx")
         return tuple(t for t in wanted if _offers(tool, t)) or ("none",)
 
+    def without_kernels(self) -> str | None:
+        if self.trace is None or "cuda" in self.trace:
+            return None
+        return f"trace: [{', '.join(('cuda', *(t for t in self.trace if t != 'none')))}]"
+
     def launch(self, job: Job) -> Launch:
         nsys = job.tool.path or "nsys"
         # a name must be new: the agent of an earlier session lives as long as what its target has left behind
@@ -202,7 +207,8 @@ class Nsys(Collector):
         return (*SIGNS, no_report, HANG, *(() if importer(nsys) else (NO_IMPORTER,)))
 
     def parse(self, capture: Capture) -> Parsed:
-        """The canonical tables of the SQLite export; `empty` when nothing that was traced happened.
+        """The canonical tables of the SQLite export; `empty` when nothing that was traced happened, `degraded`
+        when rows of it could not be read.
 
         Without an export the run has already said why, and that stays."""
         from orchestrator.formats import nsys
@@ -211,6 +217,9 @@ class Nsys(Collector):
         if path is None:
             return Parsed()
         content = nsys.read(path)
+        if content.lost:
+            rest = tuple(note for note in content.notes if note not in content.lost)
+            return Parsed(content.tables, rest, "degraded", "; ".join(content.lost))
         if content.tables:
             return Parsed(content.tables, content.notes)
         return Parsed((), content.notes, "empty", "nsys recorded no event of what was traced")

@@ -70,6 +70,9 @@ class Torch(Collector):
         """Without the GPU's activities it leaves CUPTI to others."""
         return self.claims - {"cupti"} if self.activities == ("cpu",) else self.claims
 
+    def without_kernels(self) -> str | None:
+        return "activities: [cpu, cuda]" if self.activities and "cuda" not in self.activities else None
+
     def launch(self, job: Job) -> Launch:
         settings = {
             **self._when(job),

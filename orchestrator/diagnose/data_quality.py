@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.model import HARMLESS, Evidence, Finding
+from orchestrator.model import HARMLESS, Capture, Evidence, Finding
 from orchestrator.report import Report
 
 if TYPE_CHECKING:
@@ -60,10 +60,9 @@ def unseen_gpu_processes(report: Report) -> Iterator[Finding]:
     for capture in (c for c in report.captures if c.collector == "nsys" and c.status in HARMLESS):
         passmates = [c.id for c in report.captures if c.pass_id == capture.pass_id]
         users = _gpu_users(report.table("samples"), passmates)
-        if len(users) < 2:
+        if len(users) < 2 or "cuda" not in (capture.options.get("trace") or ("cuda",)):
             continue
-        kernels = report.table("gpu_kernels")
-        seen = set() if kernels is None else set(kernels[kernels["capture"] == capture.id]["pid"].dropna().astype(int))
+        seen = _traced(report, capture.id)
         unseen = sorted(users - seen)
         if not unseen:
             continue
@@ -74,7 +73,8 @@ def unseen_gpu_processes(report: Report) -> Iterator[Finding]:
             title=f"{len(users)} processes used the GPU, kernels seen in {len(users & seen)}",
             advice="Processes made by fork are traced with `fork: true` on nsys; better, let the program start them by "
             "spawn. The figures of the GPU leave out what the others did.",
-            confidence="high",
+            # what ran only before a window opened is not lost, and looks the same
+            confidence="medium" if _is_late(capture) else "high",
             where={"pids": ", ".join(map(str, unseen))},
             evidence=(
                 Evidence("samples", "gpu_process", len(users), "processes"),
@@ -82,6 +82,18 @@ def unseen_gpu_processes(report: Report) -> Iterator[Finding]:
             ),
             sources=tuple(passmates),
         )
+
+
+def _traced(report: Report, capture: str) -> set[int]:
+    """The processes of which any work on a GPU was recorded."""
+    tables = [report.table(name) for name in ("gpu_kernels", "gpu_graphs", "gpu_transfers")]
+    pids = [table[table["capture"] == capture]["pid"].dropna() for table in tables if table is not None]
+    return {int(pid) for column in pids for pid in column.unique()}
+
+
+def _is_late(capture: Capture) -> bool:
+    began, run = capture.started_ns, capture.run
+    return bool(capture.options.get("range")) or (began is not None and run is not None and began > run.started_ns)
 
 
 def _gpu_users(samples: pandas.DataFrame | None, captures: Sequence[str]) -> set[int]:

@@ -23,7 +23,7 @@ NEVER = 2**31 - 1
 @contextmanager
 def kept() -> Iterator[None]:
     """Inside, freed memory stays with the process; behind it, what is free is given back. Changes nothing where the C
-    library is not glibc."""
+    library is not glibc. The limit of one arena is not taken back."""
     library = ctypes.CDLL(None)
     mallopt, trim = (getattr(library, name, None) for name in ("mallopt", "malloc_trim"))
     if mallopt is None or trim is None:

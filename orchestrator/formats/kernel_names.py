@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 
-COMMUNICATION = "nccl|rccl|msccl|nvshmem|rocshmem|deep_ep::|all_?reduce_kernel|cross_device_reduce"
-"""What the names of kernels hold that pass data between GPUs, and wait for one another: repeated alone, they wait for
-ever. NCCL's (ncclKernel, since 2.19 ncclDevKernel), which RCCL has kept; NVSHMEM's; the dispatch and combine of DeepEP;
-the all-reduce kernels of PyTorch's symmetric memory and of vLLM. MPI has no kernels of its own."""
+COMMUNICATION = "nccl|rccl|msccl|nvshmem|rocshmem|deep_ep|all_?reduce_kernel|cross_device_reduce"
+"""What the names of kernels hold, in any case of letters, that pass data between GPUs and wait for one another:
+repeated alone, they wait for ever. NCCL's (ncclKernel, since 2.19 ncclDevKernel), which RCCL has kept; NVSHMEM's; the
+all-reduce kernels of PyTorch's symmetric memory and of vLLM; those of DeepEP, which only their namespace tells: by the
+function's name alone (`dispatch`, `combine`) they are not known. MPI has no kernels of its own."""
 
 _UNNAMED = re.compile(r"\(anonymous namespace\)|<unnamed>|\{anonymous\}")
 _PAIRS = {"<": ">", "(": ")", "[": "]"}
+_CALL = re.compile(r"\boperator\(\)")
+"""The name of a call, whose brackets begin no parameters."""
 
 
 def communicates(*names: str | None) -> bool:
@@ -23,9 +26,11 @@ def function(demangled: str) -> str:
 
     Return type, namespaces, template arguments and parameters go: versions of nsys and ncu spell them differently.
     A name that can't be understood is given back as it is."""
-    bare = _outside(_UNNAMED.sub("unnamed", demangled))
+    # NUL stands for what looks like brackets and is none
+    name = _CALL.sub("operator\0", _UNNAMED.sub("unnamed", demangled)).replace("->", "\0")
+    bare = _outside(name)
     words = bare.replace("::", " ").split() if bare else []
-    return words[-1] if words else demangled
+    return words[-1].replace("\0", "()") if words else demangled
 
 
 def _outside(name: str) -> str | None:

@@ -22,10 +22,11 @@ _MAGIC = b"NVR\0"
 class Content:
     """What a file holds: `kernel_profiles`, `kernel_metrics` and `kernel_rules`, each also when it has no rows.
 
-    notes: what was lost, what is no part of ncu's data, and what ncu warned of."""
+    notes: what was lost, what is no part of ncu's data, and what ncu warned of. lost: the first of them."""
 
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
 
 
 def read(path: Path) -> Content:
@@ -38,7 +39,7 @@ def read(path: Path) -> Content:
     for launch in source.launches():
         room_bytes -= launch.weight_bytes
         if room_bytes < 0:
-            source.losses.notes.append(
+            source.losses.damage.append(
                 f"{path.name} holds more than is kept: launch {launch.number} and those after it"
             )
             break
@@ -49,7 +50,8 @@ def read(path: Path) -> Content:
     losses = source.losses
     return Content(
         (profiles.table(losses.launches), metrics.table(losses.rows), rules.table()),
-        tuple(losses.notes),
+        (*losses.damage, *losses.notes),
+        tuple(losses.damage),
     )
 
 

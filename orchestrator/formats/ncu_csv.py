@@ -236,7 +236,8 @@ class Page:
                 found = True
                 yield launch
         if not found and not self._growing:
-            raise ParseError("; ".join([f"{self.path.name} {self._why_nothing()}", *self.losses.notes]))
+            said = (*self.losses.damage, *self.losses.notes)
+            raise ParseError("; ".join((f"{self.path.name} {self._why_nothing()}", *said)))
         if self._growing:
             yield self._growing.done()
         self._tell()
@@ -317,7 +318,7 @@ class Page:
         losses, name = self.losses, self.path.name
         losses.notes += [f"ncu says: {line}" for line in self._warnings]
         if losses.rows:
-            losses.notes.append(f"damaged rows of {name} that are left out: {losses.rows}")
+            losses.damage.append(f"damaged rows of {name} that are left out: {losses.rows}")
         if self._foreign:
             losses.notes.append(f"lines of {name} that are not ncu's (the program's output): {self._foreign}")
 
@@ -432,7 +433,7 @@ def _lines(path: Path, losses: Losses) -> Iterator[str]:
                 else:
                     losses.rows += 1
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        losses.notes.append(f"{path.name} is cut off or damaged: what follows is lost ({error})")
+        losses.damage.append(f"{path.name} is cut off or damaged: what follows is lost ({error})")
     except OSError as error:
         raise ParseError(f"{path.name} can't be read: {error.strerror or error}") from error
 

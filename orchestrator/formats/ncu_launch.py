@@ -57,6 +57,8 @@ class Losses:
 
     launches: int = 0
     rows: int = 0
+    damage: list[str] = field(default_factory=list)
+    """What is missing, in words; `notes` says what else the reader should know."""
     notes: list[str] = field(default_factory=list)
 
 

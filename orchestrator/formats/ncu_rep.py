@@ -56,16 +56,16 @@ class Report:
         if told == 0:
             raise ParseError(f"{self.path.name} {why or 'is no report of ncu, or a damaged one: it names no kernel'}")
         if why:
-            self.losses.notes.append(f"launches that could be read: {told}; {self.path.name} {why}")
+            self.losses.damage.append(f"launches that could be read: {told}; {self.path.name} {why}")
             return
         ended = (end or {}).get("end", {})
         self.losses.launches = ended.get("lost", 0)
         if ended.get("cut") is not None:
-            self.losses.notes.append(
+            self.losses.damage.append(
                 f"{self.path.name} is cut off or damaged from byte {ended['cut']} on: what follows is lost"
             )
         if self.losses.launches:
-            self.losses.notes.append(f"damaged launches of {self.path.name} that are left out: {self.losses.launches}")
+            self.losses.damage.append(f"damaged launches of {self.path.name} that are left out: {self.losses.launches}")
 
 
 def _why(end: dict[str, Any] | None, answer: process.Answer) -> str | None:

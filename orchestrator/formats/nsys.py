@@ -63,6 +63,8 @@ class Content:
     version: str | None = None
     start_epoch_ns: int | None = None
     """Start of the session; None in files of 2021, whose times are relative."""
+    lost: tuple[str, ...] = ()
+    """Which of the notes say that rows are missing."""
 
 
 def read(path: Path) -> Content:
@@ -83,7 +85,8 @@ def read(path: Path) -> Content:
         notes = tuple(_notes(export, tables))
         if export.lost and not tables:
             raise ParseError(f"{path.name} is no readable export of nsys: it is damaged, and no row of it can be read")
-        return Content(tuple(tables), notes, export.gpus, export.version, export.start_epoch_ns)
+        lost = tuple(_lost(export)) if export.lost else ()
+        return Content(tuple(tables), notes, export.gpus, export.version, export.start_epoch_ns, lost)
 
 
 def _made(export: Export, makers: Sequence[Maker]) -> list[Table]:

@@ -24,6 +24,8 @@ from orchestrator.model import Pick, Picks
 By: TypeAlias = Literal["total_time", "exposed_time", "count"]
 Span: TypeAlias = tuple[int, int]
 
+MOST_PER_CHOSEN = 4
+"""How many launches may pass ncu's filter for each that was chosen, before fewer are chosen."""
 MOST_LAUNCHES = 200
 """More than this are not gone through to find each chosen kernel in a window of steps."""
 
@@ -58,9 +60,14 @@ def choose_in(
     found = steady.kernels(by)
     barred = [] if communication else [k for k in found if communicates(*steady.names(k.key))]
     ranked = sorted((k for k in found if k not in barred), key=lambda k: (-k.cost, export.string(k.key)))[:top]
-    picks = _picks(steady, ranked, launches, sum(kernel.cost for kernel in found))
-    notes = (*_left_out(steady, barred), *in_graphs)
-    return Picks(picks, base, how, steady.until_seen(ranked, launches), notes=notes)
+    fitting = {kernel.key: steady.numbers(kernel) for kernel in ranked}
+    each = _affordable(fitting, launches)
+    numbers = _shared(fitting, each)
+    whole = sum(kernel.cost for kernel in found)
+    picks = tuple(_pick(kernel, numbers[kernel.key], whole, *steady.names(kernel.key)) for kernel in ranked)
+    merged = _merged(steady, ranked) if base == "function" else ()
+    notes = (*_fewer(each, launches), *_left_out(steady, barred), *merged, *in_graphs)
+    return Picks(picks, base, how, steady.until_seen(ranked, each), notes=notes)
 
 
 def _all_mangled(export: Export) -> bool:
@@ -115,6 +122,13 @@ class _Steady:
         found = next(iter(self.export.rows(_TABLE, "demangledName", where=f"{self.column} = {key} LIMIT 1")), (None,))
         match = self.export.string(key)
         return match, match if found[0] is None else self.export.string(found[0])
+
+    def instances(self, key: int) -> int:
+        """How many demangled names there are for the one it is found by; 0 where they are unknown."""
+        if not self.export.has(_TABLE, "demangledName"):
+            return 0
+        asked = f"SELECT count(DISTINCT demangledName) FROM {_TABLE} WHERE {self.column} = {key} AND {self._here}"
+        return int(self.export.db.execute(asked).fetchone()[0])
 
     def kernels(self, by: By) -> list[_Kernel]:
         """Every kernel, with what it costs."""
@@ -190,19 +204,26 @@ def exposed(start: Ints, end: Ints) -> Ints:
 # ---------------------------------------------------------------- which launches
 
 
-def _picks(steady: _Steady, ranked: Sequence[_Kernel], launches: int, whole: int) -> tuple[Pick, ...]:
-    """The kernels with the launches to look at: those in the middle.
+def _affordable(fitting: Mapping[int, Sequence[int]], launches: int) -> int:
+    """How many launches of each kernel to look at: 1 where too many others would be measured along with them.
 
-    ncu's filter takes a list of names and a list of numbers, and measures every pair of them. So numbers that stand
-    there already are taken again where they fit: little is measured then beyond what was chosen."""
-    fitting = {kernel.key: steady.numbers(kernel) for kernel in ranked}
+    ncu's filter takes a list of names and a list of numbers, and measures every pair of them."""
+    chosen = _shared(fitting, launches)
+    pairs = len(chosen) * len({number for numbers in chosen.values() for number in numbers})
+    return launches if pairs <= MOST_PER_CHOSEN * sum(map(len, chosen.values())) else 1
+
+
+def _shared(fitting: Mapping[int, Sequence[int]], launches: int) -> dict[int, tuple[int, ...]]:
+    """By kernel, the launches to look at: those in the middle.
+
+    Numbers that stand there already are taken again where they fit: little is measured beyond what was chosen."""
     chosen: dict[int, tuple[int, ...]] = {}
     for key, numbers in sorted(fitting.items(), key=lambda item: len(item[1])):
         taken = {number for others in chosen.values() for number in others}
         again = [number for number in numbers if number in taken]
         first = max(0, min(len(numbers) // 2, len(numbers) - launches))
         chosen[key] = tuple((again if len(again) >= launches else numbers[first:])[:launches])
-    return tuple(_pick(kernel, chosen[kernel.key], whole, *steady.names(kernel.key)) for kernel in ranked)
+    return chosen
 
 
 def _pick(kernel: _Kernel, numbers: tuple[int, ...], whole: int, match: str, demangled: str) -> Pick:
@@ -212,6 +233,25 @@ def _pick(kernel: _Kernel, numbers: tuple[int, ...], whole: int, match: str, dem
 
 
 # ---------------------------------------------------------------- what the reader should know
+
+
+def _fewer(each: int, launches: int) -> Iterator[str]:
+    if each < launches:
+        yield (
+            f"{each} launch of each kernel is looked at instead of {launches}: they have too few numbers in common, "
+            "and ncu measures every number of every name"
+        )
+
+
+def _merged(steady: _Steady, ranked: Sequence[_Kernel]) -> Iterator[str]:
+    """Functions that are several kernels, as templates are: without mangled names they can't be told apart."""
+    for kernel in ranked:
+        several = steady.instances(kernel.key)
+        if several > 1:
+            yield (
+                f"{steady.names(kernel.key)[0]} stands for {several} kernels of that function (a template's): cost and "
+                "launches are theirs together, ncu is told the function and the numbers"
+            )
 
 
 def _left_out(steady: _Steady, barred: Sequence[_Kernel]) -> Iterator[str]:

@@ -236,7 +236,10 @@ _JSON = (
     _Kind(
         "kineto",
         "a trace of PyTorch's profiler",
-        _says(r'"(?:traceEvents|deviceProperties|distributedInfo|schemaVersion)"\s*:|"ph"\s*:\s*"[BEXiMsftC]"'),
+        lambda h: (
+            _says(r'"(?:traceEvents|deviceProperties|distributedInfo|schemaVersion)"\s*:')(h)
+            or (_starts(r"\[\s*\{")(h) and _says(r'"ph"\s*:\s*"[BEXiMsftC]"')(h) and _says(r'"ts"\s*:')(h))
+        ),
     ),
     _Kind("perf-stat", "counters of `perf stat -j`", _says(r'"counter-value"')),
     _Kind(
@@ -267,9 +270,33 @@ _ANSWERED = r"\) += +(?:-?\d|0x|\?)|<unfinished|resumed>"
 _SAMPLE = r"^\S.*?\s-?\d+(?:/-?\d+)?\s+(?:\[\d+\]\s+)?(?:[\d.]+:\s+)?(?:\d+\s+)?[^\s:]\S*:[ \t]*(?:[0-9a-f]+ .*)?$"
 _STACK = re.compile(r".*\S (?:\d+(?:\.\d*)?|\.\d+)$")
 _COUNTED = r"^(?:[\d.]+|<not (?:supported|counted)>)[,;|\t][^,;|\t]*[,;|\t][\w.:/=\-]+[,;|\t][\d.%]*[,;|\t][\d.]*"
+_OF_PERF = (
+    r"^# started on |<not (?:supported|counted)>|[,;|\t](?:msec|task-clock|cpu-clock|cycles|instructions|branches"
+    r"|page-faults|context-switches|cache-references|cache-misses|\w+-(?:loads|stores|misses|faults))(?::\w+)?[,;|\t]"
+    r"|[,;|\t](?:Joules[,;|\t]|\w+/[\w.=,\-]+/)"
+)
+"""Five columns of numbers are no counters yet."""
 
 _TEXT = (
     _Kind("ncu-csv", "CSV of ncu", _says(r'^"?ID"?,"?Process ID"?,')),
+    _Kind(
+        "ncu-log",
+        "what ncu printed, which was not allowed to read the GPU's counters (ERR_NVGPUCTRPERM)",
+        _says(r"^==ERROR== ERR_NVGPUCTRPERM"),
+        "it holds no kernel: allow it (https://developer.nvidia.com/ERR_NVGPUCTRPERM) and record again",
+    ),
+    _Kind(
+        "ncu-log",
+        "a summary of ncu (--print-summary), which tells no launches apart",
+        _says('"Metric Name".*"Minimum","Maximum"'),
+        "print it without, or import the report (.ncu-rep)",
+    ),
+    _Kind(
+        "ncu-log",
+        "a source page of ncu",
+        _says('^"(?:Address|#)","(?:Address|Source)"'),
+        "import the report (.ncu-rep), or what `ncu --csv --page raw` prints",
+    ),
     _Kind("ncu-log", "what ncu printed", _says(r"^==(?:PROF|ERROR|WARNING)=="), _NCU),
     _Kind(
         "nsys-stats",
@@ -328,7 +355,7 @@ _TEXT = (
     _Kind(
         "perf-stat",
         "counters of `perf stat`",
-        lambda h: _says("Performance counter stats for")(h) or _says(_COUNTED)(h),
+        lambda h: _says("Performance counter stats for")(h) or (_says(_COUNTED)(h) and _says(_OF_PERF)(h)),
     ),
     _Kind(
         "perf-script",

@@ -82,18 +82,26 @@ def devices(report: Report) -> list[Device]:
     if frame is None:
         return []
     gaps = report.table("gpu_gaps")
-    return [_device(row, gaps) for row in records(frame) if row["span_ns"] and row["idle_ns"] is not None]
+    rows = [row for row in records(frame) if row["span_ns"] and row["idle_ns"] is not None]
+    numbers = [_number(row) for row in rows]
+    return [_device(row, gaps, numbers.count(_number(row)) > 1) for row in rows]
 
 
-def _device(row: dict[str, Any], gaps: pandas.DataFrame | None) -> Device:
+def _number(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["capture"], row.get("rank"), row["device"]
+
+
+def _device(row: dict[str, Any], gaps: pandas.DataFrame | None, ambiguous: bool) -> Device:
+    """`ambiguous`: several processes call a GPU by this number, and nothing says whether it is the same one."""
     own = None if gaps is None else _of(gaps, row)
     kept = 0 if own is None else len(own)
     number = row["device"]
     name = " ".join(str(t) for t in (row["gpu"] or "GPU", f"(device {number})" if number is not None else "") if t)
     rank = f", rank {row['rank']}" if row.get("rank") is not None else ""
+    process = f", as process {row['pid']} sees it" if ambiguous and row["pid"] is not None else ""
     return Device(
         capture=row["capture"],
-        name=name + rank,
+        name=name + rank + process,
         span_ns=row["span_ns"],
         parts=_parts(row),
         facts=_facts(row),
@@ -107,8 +115,7 @@ def _of(gaps: pandas.DataFrame, row: dict[str, Any]) -> pandas.DataFrame:
     chosen = (gaps["capture"] == row["capture"]) & (gaps["device"] == row["device"])
     if row.get("rank") is not None and "rank" in gaps.columns:
         chosen &= gaps["rank"] == row["rank"]
-    if row["pid"] is not None:
-        chosen &= gaps["pid"].isna() | (gaps["pid"] == row["pid"])
+    chosen &= gaps["pid"].isna() if row["pid"] is None else gaps["pid"] == row["pid"]
     return gaps[chosen.fillna(False)]
 
 
@@ -163,7 +170,8 @@ def _causes(gaps: pandas.DataFrame, idle_ns: int) -> tuple[Cause, ...]:
 
 
 def did(gap: dict[str, Any]) -> str:
-    """What the launching thread did for most of a gap: the call that covers half of it, else its own code."""
+    """What the launching thread did for most of a gap: the call that covers half of it, else its own code. Without a
+    record of system calls nobody knows whether it computed or waited."""
     half = (gap["duration_ns"] or 0) / 2
     for name, spent in (("api", "api_ns"), ("os_call", "os_call_ns")):
         if gap[name] is not None and (gap[spent] or 0) >= half:
@@ -172,7 +180,9 @@ def did(gap: dict[str, Any]) -> str:
         return f"{gap['function']} (sampled)"
     if gap["thread"] is None:
         return "launch not seen"
-    return "its own code" if gap["kind"] == "host" else "launched before; waits on the device"
+    if gap["kind"] == "queued":
+        return "launched before; waits on the device"
+    return "no CUDA call; system calls were not recorded" if gap["os_call_ns"] is None else "its own code"
 
 
 def copies(report: Report) -> list[tuple[str, list[Copies]]]:

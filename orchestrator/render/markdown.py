@@ -178,7 +178,7 @@ def _capture(capture: Capture) -> tuple[Cell, ...]:
     kept = f"{len(files)}, {view.size(sum(a.bytes for a in files))}" if files else "none"
     env = " (contains environment)" if any(a.holds_env for a in files) else ""
     said = escape("; ".join(t for t in (capture.reason, *capture.notes) if t))
-    known = "not judged" if capture.imported else capture.trust
+    known = capture.trust or "not judged"
     trust = known if capture.status in USABLE else "no usable data"
     return (capture.id, view.words(capture.status), escape(view.tool(capture)), trust, kept + env, said)
 

@@ -377,7 +377,7 @@ def _times(ratio: float) -> str:
 
 def trust(report: Report, record: PassRecord) -> Trust | None:
     """The least trust among the usable captures of a profiled pass; None where there is none."""
-    found = [c.trust for c in report.captures if c.pass_id == record.id and c.status in USABLE]
+    found = [c.trust for c in report.captures if c.pass_id == record.id and c.status in USABLE and c.trust]
     return max(found, key=_TRUSTS.index, default=None) if record.role == "profiled" else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import subprocess
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -40,7 +41,7 @@ def argv(**options: Any) -> tuple[str, ...]:
 def test_the_command_line_of_the_defaults() -> None:
     assert " ".join(argv()) == (
         "/opt/ncu/ncu --target-processes all --export /scratch/p4-ncu/report --force-overwrite "
-        f"--log-file /scratch/p4-ncu/ncu.log --kernel-name regex:^(?!.*({COMMUNICATION})) --launch-skip 0 "
+        f"--log-file /scratch/p4-ncu/ncu.log --kernel-name regex:^(?!.*(?i:{COMMUNICATION})) --launch-skip 0 "
         "--launch-count 10 --replay-mode kernel "
         "--clock-control base --cache-control all"
     )
@@ -82,12 +83,12 @@ def test_which_kernels_are_looked_at() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kernels": "gemm|conv"}, f"--kernel-name regex:^(?!.*({COMMUNICATION})).*(gemm|conv) --launch-skip"),
+        ({"kernels": "gemm|conv"}, f"--kernel-name regex:^(?!.*(?i:{COMMUNICATION})).*(gemm|conv) --launch-skip"),
         ({"kernels": "ncclDevKernel"}, "--kernel-name regex:ncclDevKernel --launch-skip"),
         ({"replay": "application"}, "ncu.log --launch-skip"),
         (
             {"kernels": {"name": "^void at::", "base": "demangled"}},
-            f"--kernel-name-base demangled --kernel-name regex:^(?!.*({COMMUNICATION})).*(^void at::) --launch-skip",
+            f"--kernel-name-base demangled --kernel-name regex:^(?!.*(?i:{COMMUNICATION})).*(^void at::) --launch-skip",
         ),
     ],
 )
@@ -137,13 +138,23 @@ def test_one_start_of_the_target_looks_at_every_chosen_launch() -> None:
     )
     assert chosen().notes == (
         "the 2 kernels with the most time in nsys, in the steady steps: ampere_sgemm_128x64_tn (88%), fill (2%)",
+        "up to 6 launches match the filter, of which 3 were chosen: ampere_sgemm_128x64_tn, number 639, 640; fill, "
+        "number 7",
     )
+
+
+def test_where_the_filter_takes_the_chosen_launches_alone_nothing_is_said() -> None:
+    for kernels in ((SGEMM,), (SGEMM, replace(FILL, numbers=SGEMM.numbers))):
+        assert len(chosen(replace(PICKS, kernels=kernels)).notes) == 1
 
 
 def test_in_a_window_of_steps_it_takes_the_first_launches_until_each_was_seen() -> None:
     assert after_log(chosen(window=Window(skip=5, steps=2))) == (
         r"--kernel-name-base mangled --kernel-name regex:^(ampere_sgemm_128x64_tn|_ZN2ns4fillIfEEvT_\$a\.b)$ "
         "--launch-count 45 --profile-from-start off"
+    )
+    assert chosen(window=Window(skip=5, steps=2)).notes[1:] == (
+        "the first 45 launches of these names are measured, so that each kernel is among them",
     )
 
 
@@ -156,6 +167,9 @@ def test_before_anything_has_run_the_choice_is_said_in_words() -> None:
     one = ncu(kernels={"from": "nsys", "top": 1, "by": "exposed_time"})
     assert after_log(one.launch(Job("p4", "/scratch/p4-ncu", TARGET, TOOL))) == (
         "--kernel-id the kernel with the most exposed time in nsys"
+    )
+    assert after_log(chosen(None, Window(skip=5, steps=2))) == (
+        "--kernel-name the 2 kernels with the most time in nsys --launch-count {launches} --profile-from-start off"
     )
 
 
@@ -202,17 +216,33 @@ def test_from_real_recordings_the_filter_takes_the_right_kernels(shared: Path, n
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"skip": 3}, "`skip` does not go with kernels that nsys chooses"),
-        ({"range": "step 7/"}, "`range` does not go with kernels that nsys chooses"),
-        ({"replay": "range"}, "`replay: range` looks at ranges"),
+        ({"skip": 3}, "with kernels that nsys chooses do not go `skip`: which launches"),
+        ({"range": "step 7/"}, "do not go `range`: launches are numbered over the whole"),
+        ({"replay": "range"}, "do not go `replay: range`: it looks at ranges"),
+        ({"skip": 3, "range": "a/", "replay": "range"}, "`skip`: .*; `range`: .*; `replay: range`: "),
         ({"kernels": {"from": "perf"}}, "Input should be 'nsys' or 'torch'"),
         ({"kernels": {"from": "nsys", "top": 21}}, "less than or equal to 20"),
         ({"kernels": {"name": ""}}, "at least 1 character"),
+        ({"kernels": ""}, "at least 1 character"),
+        ({"kernels": "(gemm"}, r"'\(gemm' is no regular expression: missing \), unterminated subpattern at position 0"),
+        ({"kernels": "gemm)"}, "unbalanced parenthesis at position 4"),
+        ({"kernels": {"name": "[gemm"}}, "unterminated character set"),
+        ({"kernels": {"name": "*gemm*"}}, "nothing to repeat at position 0"),
     ],
 )
 def test_what_excludes_one_another_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         ncu(**{"kernels": FROM, **options})
+
+
+@pytest.mark.parametrize("pattern", ["a++", "(?|a|b)", r"\Q(\E", "(?<n>a)", "[[:alpha:](]", "(*ACCEPT)", "a(?i)b"])
+@pytest.mark.tool("ncu")
+def test_what_only_perl_knows_is_left_to_ncu(pattern: str) -> None:
+    words = argv(kernels=pattern)
+    run = subprocess.run(
+        ["ncu", "--kernel-name", words[words.index("--kernel-name") + 1], "true"], capture_output=True, text=True
+    )
+    assert "Invalid regex" not in run.stdout, "ncu takes it, also behind what leaves out communication"
 
 
 def test_the_options_survive_the_report() -> None:
@@ -226,7 +256,13 @@ def test_a_window_is_not_silently_ignored() -> None:
     notes = ncu().launch(Job("p4", "/scratch/p4-ncu", TARGET, TOOL, window=Window(1.0))).notes
     assert notes == (
         "a window in time does not apply to ncu: it takes the first launches that match (one in steps does)",
+        "left out are those that wait for other GPUs (NCCL, NVSHMEM, ...): they would hang in kernel replay",
     )
+
+
+@pytest.mark.parametrize("options", [{"kernels": "nccl"}, {"kernels": "AllReduce_Kernel"}, {"replay": "application"}])
+def test_what_was_asked_for_is_not_said_to_be_left_out(options: dict[str, Any]) -> None:
+    assert launch(**options).notes == ()
 
 
 # ---------------------------------------------------------------- what ncu says
@@ -250,7 +286,12 @@ def first(signs: tuple[Sign, ...], said: str) -> tuple[str, str] | None:
         ("bad_regex", "tool_failed", "ncu says: ==ERROR== Invalid regex provided to --kernel option."),
         ("not_executable", "tool_failed", "ncu says: ==ERROR== 'nosuch' does not exist or is not an executable."),
         ("no_directory", "tool_failed", "ncu says: ==ERROR== Unable to write to file report.ncu-rep."),
-        ("no_kernels", "empty", "ncu says: No kernels were profiled. It looked for all kernels, 10 from number 0 on"),
+        (
+            "no_kernels",
+            "empty",
+            "ncu says: No kernels were profiled. It looked for all kernels but those that "
+            "wait for other GPUs (NCCL, NVSHMEM, ...), 10 from number 0 on",
+        ),
         ("target_failed", "empty", "ncu says: No kernels were profiled."),
     ],
 )
@@ -268,7 +309,8 @@ def test_the_hint_and_the_filter_are_told(golden: Path) -> None:
     assert first(launch(kernels="a{2}", launches=3, skip=1).signs, said) == (
         "empty",
         "ncu says: No kernels were profiled. Try --target-processes all. "
-        "It looked for kernels matching 'a{2}', 3 from number 1 on, in all processes",
+        "It looked for kernels matching 'a{2}' but those that wait for other GPUs (NCCL, NVSHMEM, ...), "
+        "3 from number 1 on, in all processes",
     )
 
 
@@ -324,6 +366,11 @@ BASELINE = Pick("Baseline(int)", "Baseline", "_Z8Baselinei", "128,128,1", "32,32
                               "(grid 128,128,1, block 32,32,1)"),
         ({"function": "Other"}, "p02-nsys chose Other (grid 128,128,1, block 32,32,1), ncu measured Baseline "
                                 "(grid 128,128,1, block 32,32,1)"),
+        ({"numbers": tuple(range(1, 11))}, None),
+        ({"numbers": tuple(range(1, 13))}, "p02-nsys chose 12 launches of Baseline (grid 128,128,1, block 32,32,1), "
+                                           "ncu measured 10 of them"),
+        ({"numbers": (5, 6), "grid": "8,1,1"}, "p02-nsys chose 2 launches of Baseline (grid 8,1,1, block 32,32,1), "
+                                               "ncu measured Baseline (grid 128,128,1, block 32,32,1)"),
     ],
 )  # fmt: skip
 def test_what_was_measured_is_what_was_chosen(shared: Path, change: dict[str, Any], reason: str | None) -> None:
@@ -343,6 +390,20 @@ def test_a_chosen_kernel_that_was_not_measured_is_named(shared: Path) -> None:
     parsed = ncu(kernels=FROM).parse(replace(made, options={"picks": picks}))
     assert parsed.status == "degraded"
     assert parsed.reason == "p02-nsys chose fill (grid 64,1,1, block 256,1,1), ncu measured no launch of it"
+
+
+def test_kernels_of_one_template_need_their_launches_each(shared: Path) -> None:
+    """They have one function and one shape: what is measured of one does not stand for the other."""
+    pytest.importorskip("ncu_report")
+    made = capture(shared / "data" / "ncu", "2025.1.0_rtx2060s_histogram_baseline.ncu-rep")
+    for count, reason in (
+        (5, None),
+        (6, "chose 12 launches of Baseline (grid 128,128,1, block 32,32,1), ncu measured 10"),
+    ):
+        numbers = tuple(range(1, count + 1))
+        two = tuple(replace(BASELINE, match=match, numbers=numbers) for match in ("_Z8BaselineIiE", "_Z8BaselineIfE"))
+        parsed = ncu(kernels=FROM).parse(replace(made, options={"picks": asdict(replace(PICKS, kernels=two))}))
+        assert reason in parsed.reason if reason and parsed.reason else parsed.reason is reason
 
 
 def test_without_a_report_the_reason_of_the_run_stays(tmp_path: Path) -> None:

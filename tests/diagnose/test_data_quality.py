@@ -44,12 +44,15 @@ def report(folder: Path, listed: Pids, tree: Pids, traced: Pids, **more: Any) ->
         clock="epoch",
     )
     captures = (
-        Capture("p02-nsys", "p02", "nsys", more.get("status", "ok")),
+        Capture("p02-nsys", "p02", "nsys", more.get("status", "ok"), options=more.get("options", {})),
         Capture("p02-monitor", more.get("monitored", "p02"), "monitor", "ok"),
     )
     tables = {"samples": write(folder, samples.with_capture("p02-monitor"))}
     if kernels is not None:
         tables["gpu_kernels"] = write(folder, kernels.with_capture("p02-nsys"))
+    if "copied" in more:
+        copies = Table("gpu_transfers", {"pid": list(more["copied"])})
+        tables["gpu_transfers"] = write(folder, copies.with_capture("p02-nsys"))
     return replace(whole, captures=captures, tables=tables)
 
 
@@ -76,8 +79,10 @@ def test_with_no_kernel_at_all_it_says_so_too(tmp_path: Path) -> None:
         ((501,), (501,), (), {}),
         (WORKERS, WORKERS, (501,), {"monitored": "p03"}),
         (WORKERS, WORKERS, (501,), {"status": "tool_failed"}),
+        (WORKERS, WORKERS, (), {"options": {"trace": ["osrt", "nvtx"]}}),
+        (WORKERS, WORKERS, (501,), {"copied": WORKERS[1:]}),
     ],
-    ids=["all seen", "others on the same GPU", "one process", "another pass", "nsys has failed"],
+    ids=["all seen", "others on the GPU", "one process", "another pass", "nsys has failed", "no cuda", "only copies"],
 )
 def test_where_there_is_nothing_to_tell_it_is_silent(
     tmp_path: Path, listed: Pids, tree: Pids, traced: Pids, more: dict[str, Any]
@@ -89,12 +94,16 @@ def test_where_there_is_nothing_to_tell_it_is_silent(
 
 PROGRAM = """
 import os, time
+first = os.getpid()
 for _ in range(3):
     if os.fork() == 0:
         break
 with open("pids", "a") as file:
     file.write(f"{os.getpid()}\\n")
 time.sleep(2.5)
+if os.getpid() == first:
+    for _ in range(3):
+        os.wait()
 """
 
 LISTS = """
@@ -136,7 +145,7 @@ exec "$@"
     plan = write_plan(tmp_path, "{together: [{use: nsys}, {use: monitor, interval: 50ms}]}", report="{formats: []}")
     env = environment(PATH=f"{tools}:/usr/bin:/bin", LD_LIBRARY_PATH=str(tools))
     result = profrun(plan, "--", sys.executable, "-c", PROGRAM, cwd=tmp_path, env=env)
-    assert result.statuses() == {"nsys": "ok", "monitor": "ok"}
+    assert result.statuses() == {"nsys": "ok", "monitor": "ok"}, result.stderr
     findings = {finding["rule"]: finding for finding in result.summary["findings"]}
     assert findings["unseen_gpu_processes"]["title"] == "4 processes used the GPU, kernels seen in 1"
     assert findings["unseen_gpu_processes"]["category"] == "data_quality"

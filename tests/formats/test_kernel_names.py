@@ -21,6 +21,11 @@ from orchestrator.formats.kernel_names import communicates, function
         ("void fill<float, [lambda() (instance 3)]::operator()() const::[lambda(float)]>(int, T2)", "fill"),
         ("enable_if<!T7, void>::type kernel<int, (T1)((int)3 > (int)2)>(T1)", "kernel"),
         ("void cutlass::Kernel<cutlass::gemm::Gemm<A, B>>(T1::Params)", "Kernel"),
+        ("void foo<1>::operator()(int)", "operator()"),
+        ("void ns::Body<float>::operator()<int>(T1) const", "operator()"),
+        ("void my_operator()", "my_operator"),
+        ("Kernel<A->B>(T)", "Kernel"),
+        ("void run<[lambda(int)->float (instance 1)]>(T1)", "run"),
         ("broken<(", "broken<("),
         ("", ""),
     ],
@@ -69,6 +74,8 @@ def test_it_is_the_function_name_that_ncu_gives_every_kernel(shared: Path) -> No
         "void c10d::symmetric_memory::one_shot_all_reduce_kernel<float, 8>(float**)",
         "void vllm::cross_device_reduce_1stage<half, 8>(vllm::RankData*)",
         "void deep_ep::internode::dispatch<false>(int4*)",
+        "_ZN7deep_ep9internode8dispatchILb0EEEvP4int4",
+        "NCCL_AllGather",
     ],
 )
 def test_kernels_that_pass_data_between_gpus(name: str) -> None:

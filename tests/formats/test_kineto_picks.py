@@ -51,6 +51,15 @@ def test_the_costliest_kernels_by_function_and_shape(tmp_path: Path) -> None:
     assert any("ncclDevKernel_AllReduce" in note for note in picks.notes)
 
 
+def test_a_template_of_several_kernels_is_told(tmp_path: Path) -> None:
+    names = ("void wide<float>(int)", "void wide<half>(int)", "narrow(int)")
+    events = [kernel(name, 100.0 * n + i, 0.5, 3 * n + i) for n in range(8) for i, name in enumerate(names)]
+    (tmp_path / "a.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    picks = kineto_picks.choose(tmp_path / "a.json", 2, "total_time")
+    assert [pick.match for pick in picks.kernels] == ["wide", "narrow"]
+    assert [note.partition(" (")[0] for note in picks.notes] == ["wide stands for 2 kernels of that function"]
+
+
 def test_a_trace_without_kernels_chooses_none(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 2}]}))
@@ -84,6 +93,7 @@ def test_where_nsys_has_nothing_torch_is_asked(tmp_path: Path) -> None:
     picks = chosen(ncu, Past([lost, seen], (), tmp_path))
     assert isinstance(picks, Picks) and picks.source == "p02-torch"
     assert [pick.function for pick in picks.kernels] == ["wide"]
+    assert picks.late, "torch.profiler begins later than the program"
     assert any("nsys is tool_failed: it hung" in note for note in picks.notes)
     refused = chosen(ncu, Past([lost], (), tmp_path))
     assert refused == ("skipped", "its kernels come from nsys, and p02-nsys is tool_failed: it hung")

@@ -129,6 +129,20 @@ def test_numbers_are_shared_where_that_fits(tmp_path: Path) -> None:
     assert [(pick.match, pick.numbers) for pick in picks.kernels] == [("a", (25,)), ("b", (25,))], "not 31 for a"
 
 
+@pytest.mark.parametrize(("names", "each"), [("abcd", 3), ("abcde", 1)])
+def test_where_few_numbers_are_shared_it_is_one_launch_of_each(tmp_path: Path, names: str, each: int) -> None:
+    """Three launches each of five kernels make 15 numbers, and so 75 measurements; of four, 48 for 12."""
+    before = [Kernel(name, 0, 1) for at, name in enumerate(names) for _ in range(10 * at)]
+    steady = [Kernel(name, 1000 + n, 1) for n in range(3) for name in names]
+    path = make(tmp_path / "x.sqlite", [*before, *steady])
+    picks = choose(path, 5, "total_time", 3, (10**18 + 1000, 10**18 + 2000))
+    assert [len(pick.numbers) for pick in picks.kernels] == [each] * len(names)
+    assert all(10 * at < number <= 10 * at + 3 for at, p in enumerate(picks.kernels) for number in p.numbers)
+    assert picks.launches == len(names) * each
+    said = "1 launch of each kernel is looked at instead of 3: they have too few numbers in common"
+    assert [note.startswith(said) for note in picks.notes] == [True] * (each == 1)
+
+
 def test_exposed_time_ranks_what_nothing_hides(tmp_path: Path) -> None:
     path = make(
         tmp_path / "x.sqlite",

@@ -33,11 +33,14 @@ def of(path: Path, data: bytes | str) -> str:
         ("json", "[1, 2]"),
         ("text", "[3/8] some progress\n"),
         ("text", "hello world\n"),
+        ("text", "epoch,loss,acc,lr,time\n1,0.5,0.3,0.1,12\n2,0.4,0.4,0.1,12\n"),
+        ("json", '{"ph": "X"}'),
         ("kineto", '{"traceEvents": []}'),
         ("kineto", '[{"ph": "X", "cat": "Operator", "ts": 1}]'),
         ("speedscope", '{"profiles":[{"type":"sampled","samples":[]}],"shared":{"frames":[]}}'),
         ("perf-stat", '{"counter-value" : "1.0", "unit" : "msec", "event" : "task-clock"}\n'),
         ("perf-stat", "1.00;msec;task-clock;1002907;100.00;;\n"),
+        ("perf-stat", "3.1,Joules,power/energy-pkg/,1002907,100.00,,\n"),
         ("perf-script", "python 12 cycles: \n\t          4141 main (/bin/python)\n"),
         ("strace-log", 'execve("/bin/true", ["true"], 0x7ff /* 3 vars */) = 0\n'),
         ("strace-log", '[pid 12] <... read resumed>"", 10) = 0\n'),
@@ -46,6 +49,8 @@ def of(path: Path, data: bytes | str) -> str:
         ("folded", "run (gevent/hub.py:582) 499\n"),
         ("ncu-csv", '==PROF== Connected\n"ID","Process ID","Process Name"\n'),
         ("ncu-log", "==PROF== Connected to process 1\n"),
+        ("ncu-log", '"Process ID","Metric Name","Metric Unit","Minimum","Maximum","Average"\n'),
+        ("ncu-log", '"#","Address","Source"\n'),
     ],
 )
 def test_by_content(tmp_path: Path, kind: str, data: bytes | str) -> None:

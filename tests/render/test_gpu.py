@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,10 +44,26 @@ def test_gaps_are_told_by_what_the_launching_thread_did(report: Report) -> None:
 
 
 def test_a_call_that_covers_less_than_half_of_a_gap_is_not_what_it_waited_for() -> None:
-    gap = {"duration_ns": 100, "api": "cudaLaunchKernel", "api_ns": 49, "os_call": None, "os_call_ns": None}
+    gap = {"duration_ns": 100, "api": "cudaLaunchKernel", "api_ns": 49, "os_call": None, "os_call_ns": 0}
     assert gpu.did({**gap, "function": None, "thread": 1, "kind": "host"}) == "its own code"
+    unrecorded = {**gap, "os_call_ns": None, "function": None, "thread": 1, "kind": "host"}
+    assert gpu.did(unrecorded) == "no CUDA call; system calls were not recorded"
     assert gpu.did({**gap, "function": "collate", "thread": 1, "kind": "host"}) == "collate (sampled)"
     assert gpu.did({**gap, "function": None, "thread": None, "kind": None}) == "launch not seen"
+
+
+def test_processes_that_number_their_gpus_alike_are_told_apart(tmp_path: Path) -> None:
+    row = {"device": 0, "gpu": "A", "span_ns": 10, "idle_ns": 4, "kernel_ns": 6, "gaps": 1}
+    busy = sample_report._of("gpu_utilization", "c", [{**row, "pid": 1}, {**row, "pid": 2}])
+    idle = {"device": 0, "duration_ns": 4, "kind": "host", "thread": 1, "os_call_ns": 0}
+    waits = {**idle, "pid": 2, "os_call": "read", "os_call_ns": 4}
+    gaps = sample_report._of("gpu_gaps", "c", [{**idle, "pid": 1}, waits])
+    report = sample_report.bare(tmp_path)
+    report = replace(report, tables={t.name: sample_report.write(tmp_path, t) for t in (busy, gaps)})
+    assert [(d.name, [c.did for c in d.causes]) for d in gpu.devices(report)] == [
+        ("A (device 0), as process 1 sees it", ["its own code"]),
+        ("A (device 0), as process 2 sees it", ["read"]),
+    ]
 
 
 def test_copies_have_their_bandwidth_and_no_invented_share(report: Report) -> None:
