@@ -401,6 +401,15 @@ class Capture:
         """The files of that role, as absolute paths."""
         return tuple(self.root / a.path for a in self.artifacts if a.role == role)
 
+    @property
+    def began_late(self) -> bool:
+        """Whether its recording began later than the program: in a window, or in a range of the program's own.
+
+        torch.profiler begins when the program imports torch, at the earliest."""
+        if self.collector == "torch" or self.options.get("range"):
+            return True
+        return self.started_ns is not None and self.run is not None and self.started_ns > self.run.started_ns
+
     def path(self, role: str) -> Path | None:
         """The first file of that role, or None."""
         return next(iter(self.paths(role)), None)

@@ -58,7 +58,7 @@ def _from(source: str, collector: Collector, past: Past) -> Picks | Refusal:
         return "skipped", f"its kernels can't be chosen from {usable.id}: {type(error).__name__}: {error}"
     if not picks.kernels:
         return "empty", "; ".join((f"{usable.id} shows no kernel to look at", *picks.notes))
-    return replace(picks, source=usable.id, late=_late(usable))
+    return replace(picks, source=usable.id, late=usable.began_late)
 
 
 def _why_none(source: str, captures: Sequence[Capture]) -> str:
@@ -83,13 +83,3 @@ def _steady_ns(capture: Capture, past: Past) -> tuple[int, int] | None:
         if duration is not None and (warmup is False or profiled)
     ]
     return (spans[0][0], spans[-1][1]) if spans else None
-
-
-def _late(capture: Capture) -> bool:
-    """Whether its recording began later than the program: in a window, or in a range of the program's own.
-
-    torch.profiler begins when the program imports torch, at the earliest."""
-    if capture.collector == "torch" or capture.options.get("range"):
-        return True
-    began, run = capture.started_ns, capture.run
-    return began is not None and run is not None and began > run.started_ns

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.model import HARMLESS, Capture, Evidence, Finding
+from orchestrator.model import HARMLESS, Evidence, Finding
 from orchestrator.report import Report
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def unseen_gpu_processes(report: Report) -> Iterator[Finding]:
             advice="Processes made by fork are traced with `fork: true` on nsys; better, let the program start them by "
             "spawn. The figures of the GPU leave out what the others did.",
             # what ran only before a window opened is not lost, and looks the same
-            confidence="medium" if _is_late(capture) else "high",
+            confidence="medium" if capture.began_late else "high",
             where={"pids": ", ".join(map(str, unseen))},
             evidence=(
                 Evidence("samples", "gpu_process", len(users), "processes"),
@@ -89,11 +89,6 @@ def _traced(report: Report, capture: str) -> set[int]:
     tables = [report.table(name) for name in ("gpu_kernels", "gpu_graphs", "gpu_transfers")]
     pids = [table[table["capture"] == capture]["pid"].dropna() for table in tables if table is not None]
     return {int(pid) for column in pids for pid in column.unique()}
-
-
-def _is_late(capture: Capture) -> bool:
-    began, run = capture.started_ns, capture.run
-    return bool(capture.options.get("range")) or (began is not None and run is not None and began > run.started_ns)
 
 
 def _gpu_users(samples: pandas.DataFrame | None, captures: Sequence[str]) -> set[int]:

@@ -132,7 +132,7 @@ def _parts(row: dict[str, Any]) -> tuple[Part, ...]:
 
 
 def _less(whole: int | None, part: int | None) -> int | None:
-    return None if whole is None else whole - (part or 0)
+    return None if whole is None or part is None else whole - part
 
 
 def _facts(row: dict[str, Any]) -> tuple[tuple[str, str | None], ...]:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.formats.kernel_names import function
 from orchestrator.render import view
 from orchestrator.render.gpu import records
 from orchestrator.render.plots import Box
@@ -87,7 +88,7 @@ def _kernel(row: dict[str, Any], advice: list[Advice]) -> Kernel:
     return Kernel(
         capture=row["capture"],
         launch=row["launch"],
-        name=row["short_name"] or plainly(row["kernel"]),
+        name=row["short_name"] or function(row["kernel"]),
         full_name=row["kernel"],
         shape=" × ".join(f"({text})" for text in (row["grid"], row["block"]) if text) or view.UNKNOWN,
         bound=row["bound"],
@@ -164,19 +165,6 @@ def _rules(report: Report) -> dict[tuple[str, int], list[Advice]]:
     return found
 
 
-def plainly(name: str) -> str:
-    """The function's own name: without return type, namespaces, template arguments and parameters."""
-    depth, kept = 0, ""
-    for letter in name.replace("(anonymous namespace)", "").replace("<unnamed>", ""):
-        if letter == "(" and not depth:
-            break
-        depth += (letter == "<") - (letter == ">")
-        if not depth and letter != ">":
-            kept += letter
-    words = kept.split()
-    return words[-1].rpartition("::")[2] or name if words else name
-
-
 # ---------------------------------------------------------------- the roofline
 
 BOX = Box(width=760.0, height=300.0, left=64.0, right=16.0, top=14.0, bottom=40.0)
@@ -216,7 +204,7 @@ def _height(row: dict[str, Any]) -> float | None:
 
 
 def _said(row: dict[str, Any], height: float) -> str:
-    return f"{plainly(row['kernel'])}: {row['flops_per_byte']:.3g} operations per byte, {view.percent(height)} of peak"
+    return f"{function(row['kernel'])}: {row['flops_per_byte']:.3g} operations per byte, {view.percent(height)} of peak"
 
 
 def _decades(low: float, high: float) -> tuple[int, int]:
