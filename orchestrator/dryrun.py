@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import process, redact, resolve
-from orchestrator.model import Job, Launch, Pass, Run, Target, Wrap
+from orchestrator.model import Change, Hold, Job, Launch, Pass, Run, Target, Wrap, Write
 from orchestrator.preflight import Preflight, ask
 from orchestrator.render.console import aim, check_words
 from orchestrator.units import Times, show_duration
@@ -170,14 +170,21 @@ def _run(plan: Plan, command: Sequence[str], attach: tuple[Sequence[int], float 
 def _step(step: Any, machine: Machine) -> Iterator[Command]:
     """What an environment step would run or write, and what would take that back."""
     before = step.before(machine)
-    for role, change in ((step.use, step.apply(before)), ("  undo", step.restore(before))):
-        if isinstance(change, Run):
-            yield role, redact.argv(change.argv), ""
-        elif change is not None:
-            yield role, (change.path, change.text), ""
+    for change in step.apply(before):
+        yield from ((step.use, words, "") for words in _change(change))
+        undo = step.restore(before, change)
+        yield from (("  undo", words, "") for words in (_change(undo) if undo else ()))
     child = step.child()
     if child.set or child.unset:
         yield step.use, (*_assignments(child.set), *(word for name in child.unset for word in ("-u", name))), ""
+
+
+def _change(change: Change) -> Iterator[tuple[str, ...]]:
+    """A change of the machine in words."""
+    if isinstance(change, Run):
+        yield redact.argv(change.argv)
+    elif isinstance(change, (Write, Hold)):
+        yield change.path, change.text
 
 
 def _assignments(variables: Mapping[str, str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import machine, process, redact
-from orchestrator.model import Child, Run, StepRecord, Write
+from orchestrator.model import Change, Child, Run, StepRecord, Write
 
 if TYPE_CHECKING:
     from orchestrator.env_steps.base import Step
@@ -51,10 +51,12 @@ class Environment:
         wanted = redact.tree(step.model_dump(mode="json", by_alias=True, exclude={"use", "on_fail"}))
         try:
             before = step.before(self.here)
-            change = step.apply(before)
-            self._journal("apply", index, step, before, change)
+            changes = step.apply(before)
             self.applied.append((index, step, before))
-            reason = perform(change, lambda: self.interrupts() > 1)
+            reason = None
+            for change in changes:
+                self._journal("apply", index, step, before, change)
+                reason = reason or perform(change, lambda: self.interrupts() > 1)
             self.child = merge(self.child, step.child())
             verified = None if reason else step.verify(self.here)
         except Exception as error:  # a step of another package may raise anything; the machine must still be put back
@@ -73,10 +75,12 @@ class Environment:
     def _undo(self, index: int, step: Step, before: dict[str, Any]) -> tuple[bool | None, str | None]:
         """(whether it could be undone, why not); None where there is nothing to undo."""
         try:
-            change = step.restore(before)
-            with contextlib.suppress(OSError):  # a full disk is no reason to leave the machine as it is
-                self._journal("restore", index, step, before, change)
-            reason = perform(change)
+            change, reason = None, None
+            for done in step.apply(before):
+                change = step.restore(before, done)
+                with contextlib.suppress(OSError):  # a full disk is no reason to leave the machine as it is
+                    self._journal("restore", index, step, before, change)
+                reason = perform(change)
         except Exception as error:  # as in _apply
             return False, f"{type(error).__name__}: {error}"
         return (None if change is None else not reason), reason
@@ -87,12 +91,14 @@ class Environment:
         self.folder.append(JOURNAL, json.dumps({**entry, "change": described}))
 
 
-def perform(change: Write | Run | None, give_up: Callable[[], bool] = lambda: False) -> str | None:
+def perform(change: Change | None, give_up: Callable[[], bool] = lambda: False) -> str | None:
     """Makes one change to the machine; says why when it did not work. `give_up` ends a command that takes its time."""
     if change is None:
         return None
     if isinstance(change, Write):
         return machine.write_host(change.path, change.text)
+    if not isinstance(change, Run):
+        return f"{type(change).__name__} is not known yet"
     answer = process.ask(change.argv, timeout_s=change.timeout_s, give_up=give_up)
     if answer.ok:
         return None

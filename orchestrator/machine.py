@@ -46,6 +46,8 @@ class Machine:
         self._given = dict(tools or {})
         self._root = root or Path(os.environ.get("PROFRUN_SYSROOT", "/"))
         self._tools: dict[ToolProbe, Tool] = {}
+        self.target_env: Mapping[str, str] = os.environ
+        """The environment that the target will start with, as far as it is known: it decides which GPUs it sees."""
 
     # ------------------------------------------------------------ tools
 
@@ -120,6 +122,10 @@ class Machine:
             return (self._root / name).read_text(errors="replace").strip()
         except OSError:
             return None
+
+    def path(self, name: str) -> Path:
+        """A file below the root (given without the leading slash), for `model.Write`."""
+        return self._root / name
 
     @functools.cached_property
     def gpus(self) -> list[dict[str, Any]]:

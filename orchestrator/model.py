@@ -448,12 +448,36 @@ class PassRecord:
     notes: tuple[str, ...] = ()
 
 
+StepStatus = Literal["applied", "already", "clamped", "not_available", "refused", "drifted", "failed"]
+IN_FORCE: frozenset[str] = frozenset({"applied", "already", "clamped"})
+"""The statuses of a step that has brought the machine into the plan's state, or near it."""
+
+
 @dataclass(frozen=True)
 class Write:
-    """A change to the machine: `text` written to the file `path`, a setting below /proc or /sys."""
+    """A change to the machine: `text` written in one call to the file `path`, a setting below /proc, /sys or /dev.
+
+    It undoes itself: what stood there before is written back, as long as what stands there is ours."""
 
     path: str
     text: str
+    part: str = ""
+    """What it sets, in the user's words: `policy0 governor`."""
+    reads: str | None = None
+    """What the file says when the change is in force, where that is not `text` (cpuidle takes 3 and says 1)."""
+    once: bool = False
+    """An order, not a setting: there is nothing to read back or to undo."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A regex that, seen in what a command printed, tells what has come of it, whatever its exit status; {0}, {1}: its
+    groups."""
+
+    pattern: str
+    status: StepStatus
+    reason: str
+    detail: str | None = None
 
 
 @dataclass(frozen=True)
@@ -462,10 +486,84 @@ class Run:
 
     argv: tuple[str, ...]
     timeout_s: float
+    part: str = ""
+    replies: tuple[Reply, ...] = ()
+    """The first that fits counts. None fits: the exit status does."""
 
 
-Change = Write | Run | None
-"""What an environment step wants done to the machine; None: nothing."""
+@dataclass(frozen=True)
+class Hold:
+    """A change that lasts as long as `path` stays open, with `text` written to it (/dev/cpu_dma_latency): the kernel
+    takes it back when the process is gone."""
+
+    path: str
+    text: str
+    part: str = ""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """No change: the step's `verify` and `judge` are asked every `every_s` until they are content, up to `limit_s`."""
+
+    limit_s: float
+    every_s: float = 1.0
+    part: str = ""
+
+
+@dataclass(frozen=True)
+class Cannot:
+    """A part of a step that is known to be out of reach here, or to be in place already, before anything is tried."""
+
+    part: str
+    status: StepStatus
+    reason: str | None = None
+    detail: str | None = None
+    fix: str | None = None
+
+
+Change = Write | Run | Hold | Wait | Cannot
+"""What an environment step wants done to the machine."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a step makes of what it has read. `detail` stands behind the status: the value that it was clamped to, the
+    name of the error that refused it."""
+
+    status: StepStatus
+    reason: str | None = None
+    detail: str | None = None
+    fix: str | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One setting of a step: what was wanted, what stood there before, what was read back after the change, and after
+    the end of the run (None: unknown)."""
+
+    name: str
+    status: StepStatus
+    wanted: str | None = None
+    before: str | None = None
+    verified: str | None = None
+    after: str | None = None
+    restored: bool | None = None
+    reason: str | None = None
+    detail: str | None = None
+    fix: str | None = None
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A setting of this machine as `profrun env show` prints it. None: unknown, or there is none."""
+
+    name: str
+    value: str | None
+    limits: str | None = None
+    writer: str | None = None
+    """Who may change it: `you`, `root`, `the root helper`, `nobody: read-only file system` ..."""
+    path: str | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -473,12 +571,20 @@ class StepRecord:
     """One environment step, as it happened."""
 
     use: str
-    status: Literal["applied", "already", "clamped", "not_available", "refused", "drifted", "failed"]
+    status: StepStatus
     wanted: Any = None
     before: Any = None
     verified: Any = None
     restored: bool | None = None
+    """None: there was nothing to restore."""
     reason: str | None = None
+    during: Any = None
+    """What was seen while the passes ran; None: nobody looked."""
+    after: Any = None
+    """What was read after the machine was put back; None: not read."""
+    detail: str | None = None
+    fix: str | None = None
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True)

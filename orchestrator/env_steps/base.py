@@ -1,7 +1,8 @@
 """The interface of an environment step: a frozen pydantic model; its fields are its options, its methods return data.
 
 A new step is one file beside this one and one line in `registry.py`. It changes nothing itself: `apply` and `restore`
-say what should change, and the runner writes that into the journal before it does it.
+say what should change, and the runner writes both into the journal before it does the first. So the machine can be put
+back by a process that knows nothing of the step.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from orchestrator.model import Change, Check, Child
+from orchestrator.model import Change, Check, Child, Judged, Knob
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from orchestrator.machine import Machine
 
 
@@ -36,21 +39,42 @@ class Step(BaseModel):
         """What this step needs and whether this machine has it. Changes nothing."""
         return []
 
+    def claims(self, machine: Machine) -> tuple[str, ...]:
+        """What it changes that two runs can't share, such as `gpu:UUID` and `cpu:policy0`: each is locked."""
+        return ()
+
     def before(self, machine: Machine) -> dict[str, Any]:
-        """What must be known to undo it later, even by another process: JSON-able, kept in the journal."""
+        """What there was, as far as `apply` and the report need it. JSON-able: it is kept in the journal."""
         return {}
 
-    def apply(self, before: dict[str, Any]) -> Change:
-        """What to do to the machine."""
-        return None
+    def apply(self, before: dict[str, Any]) -> tuple[Change, ...]:
+        """What to do to the machine, in order."""
+        return ()
 
     def verify(self, machine: Machine) -> dict[str, Any]:
-        """What the machine says after the change, read back; empty where there is nothing to read."""
+        """What the machine says after the changes, and again after they were undone; empty: there is nothing to read.
+
+        Each `Write` is read back without it."""
         return {}
 
-    def restore(self, before: dict[str, Any]) -> Change:
-        """What puts the machine back into the state that `before` found."""
+    def judge(self, before: dict[str, Any], verified: dict[str, Any]) -> Judged | None:
+        """What the step makes of `verified`; None when it has nothing to object."""
         return None
+
+    def restore(self, before: dict[str, Any], change: Change) -> Change | None:
+        """What undoes one change of `apply`; None for one that needs nothing, as `Write` and `Hold` do."""
+        return None
+
+    def during(self, before: dict[str, Any], samples: pd.DataFrame) -> tuple[dict[str, Any], Judged | None]:
+        """What the monitor saw while the passes ran (rows of the table `samples`), and what that says of the step.
+
+        Empty when the samples don't tell."""
+        return {}, None
+
+    @classmethod
+    def knobs(cls, machine: Machine) -> list[Knob]:
+        """The settings that a step of this kind could change here, as they are now, for `profrun env show`."""
+        return []
 
     def child(self) -> Child:
         """What it wants changed in the target's own process; that ends with the process: nothing is left to restore."""

@@ -30,10 +30,10 @@ class Shell(Step):
     def checks(self, machine: Machine) -> list[Check]:
         return [_found(words[0]) for words in (self.run, self.undo) if words]
 
-    def apply(self, before: dict[str, Any]) -> Change:
-        return Run(self.run, self.timeout)
+    def apply(self, before: dict[str, Any]) -> tuple[Change, ...]:
+        return (Run(self.run, self.timeout),)
 
-    def restore(self, before: dict[str, Any]) -> Change:
+    def restore(self, before: dict[str, Any], change: Change) -> Change | None:
         return Run(self.undo, self.timeout) if self.undo else None
 
 

@@ -12,8 +12,7 @@ from orchestrator.model import Child
 def test_it_changes_the_targets_process_and_nothing_else() -> None:
     step = Env.model_validate({"use": "env", "set": {"A": "1", "N": 8}, "unset": ["B"]})
     assert step.child() == Child(set={"A": "1", "N": "8"}, unset=("B",))
-    assert step.apply({}) is None
-    assert step.restore({}) is None
+    assert step.apply({}) == ()
 
 
 @pytest.mark.parametrize(

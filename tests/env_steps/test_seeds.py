@@ -49,8 +49,7 @@ def test_variables_before_the_start_and_the_rest_inside() -> None:
     )
     more = step(deterministic_algorithms="warn", sort_listings=True).child().inject["seeds"]
     assert (more["deterministic_algorithms"], more["sort_listings"]) == ("warn", True)
-    assert step().apply({}) is None
-    assert step().restore({}) is None
+    assert step().apply({}) == ()
 
 
 def test_what_is_not_wanted_is_left_alone() -> None:

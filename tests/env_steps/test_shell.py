@@ -17,13 +17,15 @@ def step(**options: Any) -> Shell:
 
 def test_it_runs_and_undoes() -> None:
     both = step(run=["systemctl", "stop", "gdm"], undo=["systemctl", "start", "gdm"], timeout="5s")
-    assert both.apply({}) == Run(("systemctl", "stop", "gdm"), 5.0)
-    assert both.restore({}) == Run(("systemctl", "start", "gdm"), 5.0)
+    (change,) = both.apply({})
+    assert change == Run(("systemctl", "stop", "gdm"), 5.0)
+    assert both.restore({}, change) == Run(("systemctl", "start", "gdm"), 5.0)
     assert both.child() == Child()
 
 
 def test_without_undo_nothing_is_restored() -> None:
-    assert step(run=["true"]).restore({}) is None
+    only = step(run=["true"])
+    assert only.restore({}, *only.apply({})) is None
 
 
 def test_a_command_that_is_not_there_is_told_before_anything_runs() -> None:

@@ -29,6 +29,7 @@ FLOORS = (
     "collectors.* diagnose.* env_steps.* render.*",
     "collectors.base env_steps.base report",
     "formats.ncu formats.ncu_rep machine",
+    "gpus",
     "folder formats.* inside planfile.fields planfile.source process redact sampler.* signals standalone.* stdio",
     "planfile planfile.tree stats steps tables units",
     "model",
