@@ -17,7 +17,9 @@ profrun: one profiling plan, one command, one report folder
   profrun templates [NAME]                     list the templates; print one, explained
   profrun init NAME [-o plan.yaml]             copy a template to edit
   profrun check PLAN [-- COMMAND...]           validate, resolve, print every command; run nothing
-  profrun doctor [--json]                      what works on this machine, and the fix for what does not
+  profrun doctor [PLAN]                        what works on this machine (of that plan), and the fix for what does not
+  profrun env show                             the settings of this machine that matter, and who may change them
+  profrun env restore [RUN]                    put back what a run that was killed has left
   profrun report RUN                           rebuild tables, findings and pages from raw/
   profrun import FILE...                       a report of files that nsys, ncu, PyTorch, py-spy, ... have left
   profrun schema                               JSON Schema of the plan, for editors
@@ -30,11 +32,13 @@ Options of a run (all of them: profrun run --help):
   --into RUN        add to an existing report           --keep-going       also after a bare run that failed
   --json            summary on stdout                   --strict           warnings are failures
   -q, --quiet       verdict and report's path only      -v, --verbose      the command's output in every pass
+  --wait [10m]      for another run that holds the same GPU or CPU settings
   --verify-repeatable   run the bare program twice; name the first training step that differs
 
 Everything after the first -- reaches the command as it stands. Results go to stdout, progress to stderr.
 Exit status: the command's own; 2 a mistake in plan or usage, 3 nothing can run here, 4 a required collector gave
-nothing, 5 the environment, 6 not repeatable, 124 a time-out, 130/143 interrupted, 70 a bug in profrun.
+nothing, 5 the environment, 6 not repeatable, 75 another run holds this machine, 124 a time-out, 130/143 interrupted,
+70 a bug in profrun.
 """
 
 

@@ -21,6 +21,7 @@ from orchestrator.errors import EXIT_PREFLIGHT, FolderError, UsageError
 from orchestrator.model import Outcome
 
 if TYPE_CHECKING:
+    from orchestrator.doctor import Verdict
     from orchestrator.plan import Plan
     from orchestrator.render.console import Console
     from orchestrator.report import Report
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 def run(words: list[str]) -> int:
     """Runs the command line `words` and gives back the exit status."""
     own, command = split(words)
+    own = _waiting(own)
     verb = own.pop(0) if own and own[0] in VERBS else "run"
     if verb == "import" and command is not None:  # files all the same, whose names may begin with a dash
         own, command = [*own, *(f"./{word}" if word.startswith("-") else word for word in command)], None
@@ -53,6 +55,24 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
         return list(words), None
     at = list(words).index("--")
     return list(words[:at]), list(words[at + 1 :])
+
+
+def _waiting(words: list[str]) -> list[str]:
+    """`--wait` with its time in the same word: without one it must not take the plan's name for it."""
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] == "--wait" and _is_time(word):
+            joined[-1] = f"--wait={word}"
+        else:
+            joined.append(word)
+    return [f"--wait={_FOREVER}" if word == "--wait" else word for word in joined]
+
+
+_FOREVER = "inf"
+
+
+def _is_time(text: str) -> bool:
+    return bool(re.fullmatch(r"[\d.]+\s*(ms|s|m|min|h|d)?", text))
 
 
 def _bare_command(parser: argparse.ArgumentParser, words: list[str]) -> tuple[list[str], list[str] | None]:
@@ -107,6 +127,12 @@ def _time(text: str) -> str:
     raise argparse.ArgumentTypeError(f"must be more than 0, and is {text}")
 
 
+def _wait_s(text: str) -> float:
+    from orchestrator.units import duration
+
+    return float("inf") if text == _FOREVER else duration(_time(text))
+
+
 def _pid(text: str) -> int:
     if text.isdecimal() and int(text) > 0:
         return int(text)
@@ -127,6 +153,12 @@ def _run_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )
     parser.add_argument("--keep-going", action="store_true", help="go on after a first bare run that failed")
     parser.add_argument("--strict", action="store_true", help="warnings are failures")
+    parser.add_argument(
+        "--wait",
+        metavar="TIME",
+        type=_wait_s,
+        help="wait for another run that holds the same GPU or CPU settings; without a time: as long as it takes",
+    )
     parser.add_argument("-n", "--dry-run", action="store_true", help="the same as `profrun check`")
     parser.add_argument("-v", "--verbose", action="store_true", help="the command's output in every pass")
     _shown_options(parser, "no progress, no output of the command")
@@ -184,6 +216,7 @@ def run_plan(options: argparse.Namespace) -> int:
         outputs=None if options.quiet else outputs,
         pids=tuple(options.pid),
         duration_s=_duration_s(options),
+        wait_s=options.wait,
     )
     console = _console(options)
     report = runner.run(request, console)
@@ -429,12 +462,79 @@ def doctor(options: argparse.Namespace) -> int:
     from orchestrator import doctor as room
     from orchestrator.machine import Machine
 
-    found = room.doctor(Machine())
-    print(room.as_json(found) if options.json else room.as_text(found, color=False if options.no_color else None))
-    return 0
+    verdict = _for_plan(options) if options.plan or options.command else room.doctor(Machine())
+    print(room.as_json(verdict) if options.json else room.as_text(verdict, color=False if options.no_color else None))
+    return EXIT_PREFLIGHT if verdict.lacking else 0
+
+
+def _for_plan(options: argparse.Namespace) -> Verdict:
+    """What works of a plan: by default of the one that `profrun -- COMMAND` runs."""
+    from orchestrator import doctor as room
+    from orchestrator import resolve
+    from orchestrator.machine import Machine
+    from orchestrator.planfile import plans
+
+    plan = plans.load(_find(options.plan or "auto", options.command), options.set)
+    if options.only or options.skip:
+        plan = plans.select(plan, options.only, options.skip)
+    run = resolve.resolve(plan, options.command) if options.command else resolve.without_command(plan)
+    machine = Machine(plan.tools)
+    machine.target_env = run.target.env
+    return room.doctor_for(run, machine, options.output or Path(plan.report.directory))
 
 
 def _doctor_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser.usage = "profrun doctor [PLAN] [options] [-- COMMAND [ARG...]]"
+    parser.add_argument(
+        "plan", nargs="?", metavar="PLAN", help="look only at what it uses; exit status 3 when it can't be served"
+    )
+    parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="parent of the report folder")
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=value", help="change a value of the plan")
+    parser.add_argument("--only", action="append", default=[], metavar="X[,Y]", help="only these collectors")
+    parser.add_argument("--skip", action="append", default=[], metavar="X[,Y]", help="all but these collectors")
+    parser.add_argument("--json", action="store_true", help="the same as data")
+    _color_option(parser)
+    return parser
+
+
+def env(options: argparse.Namespace) -> int:
+    """Show the machine's settings, or put back what a dead run has left."""
+    return _ENV[options.what](options)
+
+
+def _env_show(options: argparse.Namespace) -> int:
+    from orchestrator import knobs
+    from orchestrator.machine import Machine
+
+    if options.run:
+        raise UsageError("env show takes no RUN", "it shows the settings as they are now", "profrun env show")
+    found = knobs.collect(Machine())
+    print(knobs.as_json(found) if options.json else knobs.as_text(found, color=False if options.no_color else None))
+    return 0
+
+
+def _env_restore(options: argparse.Namespace) -> int:
+    from orchestrator import restoring
+    from orchestrator.render import view
+    from orchestrator.signals import Signals
+
+    name = options.run
+    with Signals() as signals:
+        signals.held = True  # it takes seconds, and half of it would be no better than none
+        done = restoring.restore(name)
+    if name and not done and not Path(name).is_dir():
+        raise UsageError(f"there is no run {name}", "it is no report folder, and has left nothing", "leave RUN out")
+    print(done.json() if options.json else "\n".join(map(view.visible, done.text().splitlines())))
+    return done.exit_code
+
+
+_ENV: dict[str, Callable[[argparse.Namespace], int]] = {"show": _env_show, "restore": _env_restore}
+
+
+def _env_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser.usage = "profrun env show | restore [RUN]  [--json]"
+    parser.add_argument("what", choices=[*_ENV], help="show: the settings; restore: put back what dead runs have left")
+    parser.add_argument("run", nargs="?", metavar="RUN", help="restore: only of this report folder, or this run's id")
     parser.add_argument("--json", action="store_true", help="the same as data")
     _color_option(parser)
     return parser
@@ -483,6 +583,7 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "templates": templates,
     "init": init,
     "doctor": doctor,
+    "env": env,
     "report": rebuild,
     "import": import_files,
     "schema": schema,
@@ -494,12 +595,13 @@ PARSERS: dict[str, Callable[[argparse.ArgumentParser], argparse.ArgumentParser]]
     "templates": _templates_options,
     "init": _init_options,
     "doctor": _doctor_options,
+    "env": _env_options,
     "report": _rebuild_options,
     "import": _import_options,
     "schema": _schema_options,
     "completion": _completion_options,
 }
-TAKE_COMMAND = ("run", "check")
+TAKE_COMMAND = ("run", "check", "doctor")
 
 
 def bug_report() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -10,8 +10,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import process, redact, resolve
-from orchestrator.model import Change, Hold, Job, Launch, Pass, Run, Target, Wrap, Write
+from orchestrator import changes, process, redact, resolve
+from orchestrator.model import Cannot, Change, Hold, Job, Launch, Pass, Run, Wait, Wrap, Write
 from orchestrator.preflight import Preflight, ask
 from orchestrator.render.console import aim, check_words
 from orchestrator.units import Times, show_duration
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from orchestrator.plan import Plan
 
 _PLACE = "{dir}"
-_NOBODY = "COMMAND"
-"""Stands for the program where none is named."""
 
 Command = tuple[str, tuple[str, ...], str]
 """What it is for (before_each, with, target, beside, after), its words, and on what condition ("" for none)."""
@@ -73,8 +71,8 @@ class DryRun:
         yield f"plan {self.run.name}: {aim(self.run, self.estimate)}"
         for shim in self.run.target.shims:
             yield f"{shim} is a version manager's shim; {self.run.target.exe} is run"
-        if self.run.target.argv == (_NOBODY,):
-            yield f"no command is given: {_NOBODY} stands for it"
+        if self.run.target.argv == (resolve.NOBODY,):
+            yield f"no command is given: {resolve.NOBODY} stands for it"
         budget = self.run.plan.budget
         if budget is not None:
             limit = f"{budget.factor:g} times the bare run" if isinstance(budget, Times) else show_duration(budget)
@@ -140,6 +138,7 @@ def dry_run(
     Raises what a run would raise before its first start, but for a missing command."""
     run = _run(plan, command, attach)
     parent = output or Path(plan.report.directory)
+    resolve.tell(machine, run)
     known_s = resolve.known_bare_wall_s(parent, redact.argv(run.target.argv)) if parent.is_dir() else None
     found = ask(run, machine)
     able = [replace(planned, members=able) for planned in run.passes if (able := found.able(planned))]
@@ -161,19 +160,20 @@ def dry_run(
 def _run(plan: Plan, command: Sequence[str], attach: tuple[Sequence[int], float | None]) -> resolve.Run:
     if attach[0]:
         return resolve.attach(plan, *attach)
-    if command or plan.target.command:
-        return resolve.resolve(plan, command)
-    nobody = Target((_NOBODY,), _NOBODY, plan.target.cwd, {**os.environ, **plan.target.env})
-    return resolve.Run(plan, nobody, resolve.passes(plan))
+    return resolve.resolve(plan, command) if command else resolve.without_command(plan)
 
 
 def _step(step: Any, machine: Machine) -> Iterator[Command]:
     """What an environment step would run or write, and what would take that back."""
-    before = step.before(machine)
-    for change in step.apply(before):
+    try:
+        before = step.before(machine)
+        pairs = [(change, step.restore(before, change)) for change in step.apply(before)]
+    except Exception as error:  # a step of another package may raise anything; the run goes on without it, too
+        yield step.use, (f"{type(error).__name__}: {error}",), ""
+        pairs = []
+    for change, undo in pairs:
         yield from ((step.use, words, "") for words in _change(change))
-        undo = step.restore(before, change)
-        yield from (("  undo", words, "") for words in (_change(undo) if undo else ()))
+        yield from (("  undo", words, "") for words in (_change(undo) if undo else _put_back(change)))
     child = step.child()
     if child.set or child.unset:
         yield step.use, (*_assignments(child.set), *(word for name in child.unset for word in ("-u", name))), ""
@@ -184,7 +184,18 @@ def _change(change: Change) -> Iterator[tuple[str, ...]]:
     if isinstance(change, Run):
         yield redact.argv(change.argv)
     elif isinstance(change, (Write, Hold)):
-        yield change.path, change.text
+        yield change.path, change.text.strip()
+    elif isinstance(change, Wait) and change.limit_s:
+        yield (f"waits up to {show_duration(change.limit_s)}",)
+    elif isinstance(change, Cannot):
+        yield (f"{change.part}: {change.status.replace('_', ' ')}" + (f": {change.reason}" if change.reason else ""),)
+
+
+def _put_back(change: Change) -> Iterator[tuple[str, ...]]:
+    """What is written back without having been asked for: what a setting says now."""
+    if isinstance(change, Write) and not change.once:
+        with contextlib.suppress(OSError):
+            yield change.path, changes.read(change.path)
 
 
 def _assignments(variables: Mapping[str, str]) -> tuple[str, ...]:

@@ -48,6 +48,12 @@ class ReportError(ProfrunError):
     """A report folder that can't be read, or is no report."""
 
 
+class BusyError(ProfrunError):
+    """Another run holds what this one would change, or the run that is asked for is not dead."""
+
+    exit_code = EXIT_BUSY
+
+
 class FolderError(PreflightError):
     """The report folder can't be made or written."""
 

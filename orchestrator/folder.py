@@ -7,12 +7,14 @@ import errno
 import hashlib
 import json
 import os
+import platform
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -62,6 +64,7 @@ class Folder:
     def append(self, name: str, line: str) -> None:
         """Appends one line and makes sure that it is on the disk: for journals."""
         with (self.path / name).open("a", encoding="utf-8", errors="surrogateescape") as file:
+            give(self.path / name)
             file.write(self._scrub(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -74,13 +77,14 @@ class Folder:
 
         table = tables.mapped(tables.arrow(name, parts), self._scrub)
         target = self.path / "tables" / f"{name}.parquet"
-        target.parent.mkdir(exist_ok=True)
+        _make(target.parent)
         temporary = target.with_suffix(".tmp")
         pieces = tables.pieces(table)
         first = next(pieces)
         with pq.ParquetWriter(temporary, first.schema, compression="zstd") as writer:
             for piece in chain([first], pieces):
                 writer.write_table(piece)
+        give(temporary)
         temporary.replace(target)
         return int(table.num_rows)
 
@@ -94,9 +98,10 @@ class Folder:
     def take(self, source: Readable, name: str) -> tuple[int, str]:
         """Copies what can be read from `source` into raw/NAME; gives back its size and its SHA-256. Raises OSError."""
         target = self.raw(name)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make(target.parent)
         digest, size = hashlib.sha256(), 0
         with target.open("wb") as file:
+            give(target)
             while block := source.read(1 << 20):
                 digest.update(block)
                 size += file.write(block)
@@ -107,7 +112,7 @@ class Folder:
 
         Raises OSError when the folder's disk does not take it; the source then is still complete."""
         target = self.raw(name)
-        target.parent.mkdir(exist_ok=True)
+        _make(target.parent)
         try:
             source.rename(target)
         except OSError as error:
@@ -119,6 +124,7 @@ class Folder:
                 shutil.rmtree(target, ignore_errors=True)
                 raise
             shutil.rmtree(source, ignore_errors=True)
+        hand_over(target)
         return target
 
 
@@ -128,10 +134,11 @@ def create(parent: Path, name: str, scrub: Callable[[str], str] = str) -> Folder
     Raises FolderError when it can't be made, can't be written or has no room."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        _make(parent, ours=True)
         _has_room(parent)
         path = _exclusive(parent, f"{_SAFE.sub('-', name).strip('-.') or 'run'}-{stamp}")
         (path / "raw").mkdir()
+        hand_over(path)
     except OSError as error:
         raise FolderError(
             f"the report folder can't be made in {parent}",
@@ -168,6 +175,7 @@ def _point_latest(parent: Path, name: str) -> None:
     temporary = parent / f".latest-{name}"
     with contextlib.suppress(OSError):
         temporary.symlink_to(name)
+        _chown(temporary)
         temporary.replace(link)
     with contextlib.suppress(OSError):
         temporary.unlink()
@@ -175,10 +183,11 @@ def _point_latest(parent: Path, name: str) -> None:
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Writes beside the file and renames: a reader sees the old file or the new one. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(data)
+        give(temporary)
         temporary.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
@@ -214,6 +223,107 @@ def scratch() -> Path:
 def remove(path: Path) -> None:
     """Removes a scratch directory; what can't be removed stays."""
     shutil.rmtree(path, ignore_errors=True)
+
+
+# ---------------------------------------------------------------- whose it is, under sudo
+
+
+def caller() -> tuple[int, int] | None:
+    """(uid, gid) of the user who called profrun through sudo; None where it runs as the user himself."""
+    uid, gid = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
+    if os.geteuid() != 0 or not (uid.isdecimal() and gid.isdecimal()) or uid == "0":
+        return None
+    return int(uid), int(gid)
+
+
+def hand_over(path: Path) -> None:
+    """Under sudo: gives a folder with all that is in it to the user who called. No link is followed, no file that has
+    another name elsewhere is given; what can't be given stays root's."""
+    if caller() is None:
+        return
+    _chown(path)
+    for _, folders, files, fd in os.fwalk(path, onerror=None, follow_symlinks=False):
+        for name in (*folders, *files):
+            _chown(Path(name), fd)
+
+
+def give(path: Path) -> None:
+    """Under sudo: what is made in a folder of the user who called is his."""
+    to = caller()
+    with contextlib.suppress(OSError):
+        if to and path.parent.stat().st_uid == to[0]:
+            _chown(path)
+
+
+def _chown(path: Path, folder_fd: int | None = None) -> None:
+    to = caller()
+    if to is None:
+        return
+    with contextlib.suppress(OSError):
+        about = os.stat(path, dir_fd=folder_fd, follow_symlinks=False)
+        if stat.S_ISDIR(about.st_mode) or about.st_nlink == 1:
+            os.chown(path, *to, dir_fd=folder_fd, follow_symlinks=False)
+
+
+def _make(path: Path, *, ours: bool = False) -> None:
+    """Makes a folder and those above it. `ours`: it is part of a report, whoever owns the place where it is made."""
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for place in reversed(missing):
+        _chown(place) if ours else give(place)
+
+
+# ---------------------------------------------------------------- what the runs of this machine tell one another
+
+FOR_ALL = Path("/run/profrun")
+_OPEN_TO_ALL = 0o1777
+
+
+def state_places() -> Iterator[Path]:
+    """Where journals and locks may lie, the best first: where every user of the machine sees them, else in the user's
+    own state folder, by host, as a home may be shared by many. PROFRUN_STATE names the only one."""
+    given = os.environ.get("PROFRUN_STATE")
+    if given:
+        yield Path(given)
+        return
+    yield FOR_ALL
+    home = os.environ.get("XDG_STATE_HOME") or (os.environ["HOME"] + "/.local/state" if os.environ.get("HOME") else "")
+    if home.startswith("/"):
+        yield Path(home) / "profrun" / (platform.node() or "localhost")
+    yield Path("/tmp") / f"profrun-{os.geteuid()}"
+
+
+def state_folder() -> Path:
+    """The first of these places that can be used; it is made where it is missing. Raises OSError."""
+    problem = OSError(errno.ENOENT, "there is no place for it")
+    for place in state_places():
+        try:
+            return _state_at(place)
+        except OSError as error:
+            problem = error
+    raise problem
+
+
+def _state_at(place: Path) -> Path:
+    """A folder in which nobody but root and its users can have put anything in the name of others."""
+    shared = place == FOR_ALL
+    if not os.path.lexists(place):
+        if shared and os.geteuid() != 0:
+            raise FileNotFoundError(errno.ENOENT, "only root can make it", str(place))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            place.mkdir(mode=0o700)
+    about = place.lstat()
+    if shared and stat.S_ISDIR(about.st_mode) and os.geteuid() == about.st_uid == 0:
+        place.chmod(_OPEN_TO_ALL)
+        about = place.lstat()
+    sticky = about.st_uid == 0 and bool(about.st_mode & stat.S_ISVTX)
+    own = about.st_uid == os.geteuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not stat.S_ISDIR(about.st_mode) or not (own or sticky):
+        raise PermissionError(errno.EPERM, "it is no folder of ours", str(place))
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+    return place
 
 
 def fingerprint(path: Path) -> str:

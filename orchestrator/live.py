@@ -108,10 +108,14 @@ class Context:
     bare_wall_s: float | None = None
     pids: tuple[int, ...] = ()
     """Processes to attach to instead of starting the target."""
+    on_start: Callable[[int], None] = lambda pid: None
+    """Told the target's pid as soon as there is one."""
     picks: Picks | None = None
     """The kernels chosen from an earlier capture, for the member that asked for them."""
     inject: Mapping[str, Any] | None = None
     """Settings for profrun's part in the target's Python, beside those of steps and collectors; None keeps it out."""
+    after_s: float = float("inf")
+    """How long a command that comes after the target may take at most, whatever its collector allows it."""
 
 
 def substitute(words: Iterable[str], names: Mapping[str, str]) -> tuple[str, ...]:
@@ -327,6 +331,7 @@ class LivePass:
         gated = list(self._besides("gate"))
         spec = self._spec()
         self.started = process.start(spec, gated=bool(gated))
+        self.context.on_start(self.started.pid)
         for fd in (spec.stdin, spec.stdout, spec.stderr):
             os.close(fd)
         if self.context.outputs:
@@ -375,7 +380,7 @@ class LivePass:
         def first(name: str) -> Any:
             return next((getattr(wish, name) for wish in wishes if getattr(wish, name) is not None), None)
 
-        return Child(affinity=first("affinity"), nice=first("nice"), personality=first("personality"))
+        return Child(**{name: first(name) for name in ("affinity", "nice", "personality", "numa_node")})
 
     def _help(self, member: Member, beside: Beside, pid: int) -> None:
         """Starts a tool beside the target; one that can't be started is that capture's failure."""
@@ -550,7 +555,8 @@ class LivePass:
                 continue
             self._seen.add(identity)
             shown = None if env is None else {name: env.get(name) for name in boot.SHOWN}
-            known.append(SeenPython(pid, argv, shown, None if env is None else is_injected(env)))
+            let_in = None if env is None else is_injected(env)
+            known.append(SeenPython(pid, argv, shown, let_in, *process.attributes_of(pid)))
 
     def _answer_bell(self) -> None:
         """What profrun's part in the target's Python asks for; the process waits until it is done."""
@@ -820,7 +826,9 @@ class LivePass:
         if after.when_missing and (member.dir / after.when_missing).exists():
             return
         member.commands.append(after.argv)
-        answer = process.ask(after.argv, timeout_s=after.timeout_s, cwd=str(member.dir), give_up=self.hurried)
+        env = {**os.environ, process.MARKER: self.mark}
+        limit_s = min(after.timeout_s, self.context.after_s)
+        answer = process.ask(after.argv, timeout_s=limit_s, env=env, cwd=str(member.dir), give_up=self.hurried)
         for name, text in (("stdout.log", answer.stdout), ("stderr.log", answer.stderr + (answer.error or ""))):
             with contextlib.suppress(OSError), (member.dir / name).open("a", errors="surrogateescape") as log:
                 log.write(text)

@@ -15,11 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import folder, process
+from orchestrator import folder, gpus, process
 from orchestrator.model import Tool, ToolProbe
 from orchestrator.standalone import seize
 
-_CAP_SYS_PTRACE = 19
+_CAPABILITIES = {"SYS_PTRACE": 19, "SYS_ADMIN": 21, "SYS_NICE": 23, "PERFMON": 38}
+"""The bit of each in the sets of /proc/PID/status (linux/capability.h)."""
+_ANSWER_LIMIT_S = 10.0
 
 CUDA_PLACES = (
     "/usr/local/cuda/bin",
@@ -48,13 +50,17 @@ class Machine:
         self._tools: dict[ToolProbe, Tool] = {}
         self.target_env: Mapping[str, str] = os.environ
         """The environment that the target will start with, as far as it is known: it decides which GPUs it sees."""
+        self.gpu_silence: str | None = None
+        """That the GPUs' driver has not answered within the limit, once it has not: it is not asked again."""
+        self.target_pids: tuple[int, ...] = ()
+        """The processes that are attached to; empty when profrun starts the target."""
 
     # ------------------------------------------------------------ tools
 
     def tool(self, probe: ToolProbe) -> Tool:
         """The tool with its version and features; its path is None when it is not here."""
         if probe not in self._tools:
-            path = self._find(probe)
+            path = self.find(probe)
             self._tools[probe] = Tool(probe.name, None) if path is None else _probed(probe, path)
         return self._tools[probe]
 
@@ -62,7 +68,8 @@ class Machine:
         """The path that the plan gives for a tool; None when it gives none."""
         return self._given.get(name)
 
-    def _find(self, probe: ToolProbe) -> str | None:
+    def find(self, probe: ToolProbe) -> str | None:
+        """Where the tool lies; None when it is not here. Does not start it."""
         given = self._given.get(probe.name)
         if given:
             return given if os.access(given, os.X_OK) else None
@@ -107,12 +114,32 @@ class Machine:
         if "SINGULARITY_NAME" in os.environ or "APPTAINER_NAME" in os.environ:
             return "apptainer"
         control = self.read("proc/1/cgroup") or ""
-        return next((kind for kind in ("kubepods", "docker", "lxc") if kind in control), None)
+        if "kubepods" in control or "KUBERNETES_SERVICE_HOST" in os.environ:
+            return "kubernetes"
+        return next((kind for kind in ("docker", "lxc") if kind in control), None)
 
-    def capabilities(self) -> int | None:
-        """The effective capability set (CapEff) of this process."""
-        found = re.search(r"^CapEff:\s*([0-9a-f]+)", self.read("proc/self/status") or "", re.M)
+    def capabilities(self, kind: str = "CapEff") -> int | None:
+        """A capability set of this process, as it is effective; CapBnd is what no program here can go beyond."""
+        found = re.search(rf"^{kind}:\s*([0-9a-f]+)", self.read("proc/self/status") or "", re.M)
         return int(found[1], 16) if found else None
+
+    def capable(self, *names: str, kind: str = "CapEff") -> bool:
+        """Whether this process has one of these capabilities; where that can't be read, whether it is root."""
+        own = self.capabilities(kind)
+        return self.is_root if own is None else any(own >> _CAPABILITIES[name] & 1 for name in names)
+
+    def grant(self, *names: str) -> str:
+        """How the container that we are in is given these capabilities."""
+        kind = self.in_container()
+        if kind == "kubernetes":
+            return f"add {', '.join(names)} to securityContext.capabilities.add of the pod's container"
+        if kind == "lxc":
+            return (
+                f"take {', '.join(name.lower() for name in names)} out of lxc.cap.drop in the container's configuration"
+            )
+        if kind == "apptainer":
+            return f"run apptainer as root with --add-caps {','.join(f'CAP_{name}' for name in names)}"
+        return f"start the container with {' '.join(f'--cap-add {name}' for name in names)}"
 
     # ------------------------------------------------------------ facts
 
@@ -128,9 +155,22 @@ class Machine:
         return self._root / name
 
     @functools.cached_property
+    def gpu_look(self) -> gpus.Look:
+        """The driver's first answer, for what does not change: which GPUs there are."""
+        return gpus.look(self)
+
+    @property
     def gpus(self) -> list[dict[str, Any]]:
         """NVIDIA GPUs as the driver lists them: index, uuid, name, pci, memory_mib, driver, compute_capability."""
-        return _ask_nvidia_smi(self)
+        return [
+            {
+                **{name: getattr(gpu, name) for name in ("index", "uuid", "name", "pci")},
+                "memory_mib": None if gpu.memory_total_bytes is None else gpu.memory_total_bytes >> 20,
+                "driver": self.gpu_look.driver,
+                "compute_capability": gpu.compute_capability,
+            }
+            for gpu in self.gpu_look.gpus
+        ]
 
     def facts(self) -> dict[str, Any]:
         """What the report says of this machine. An unknown fact is None."""
@@ -203,13 +243,22 @@ def _expand(patterns: tuple[str, ...]) -> list[str]:
     return [str(path) for paths in found for path in paths]
 
 
-def write_host(path: str, text: str) -> str | None:
-    """Writes a setting of the machine (a file in /sys or /proc) in one call; says why when it was refused."""
+def write_host(path: str, text: str) -> None:
+    """Writes a setting of the machine, an existing file in /sys, /proc or /dev, in one call. Raises OSError.
+
+    Every write to the host goes through here, and through `hold_host`."""
+    os.close(hold_host(path, text))
+
+
+def hold_host(path: str, text: str) -> int:
+    """The same for a setting that lasts as long as the file stays open: gives back its descriptor. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NOCTTY)
     try:
-        Path(path).write_text(text)
-    except OSError as error:
-        return f"writing {text.strip()!r} to {path}: {error.strerror}"
-    return None
+        os.write(fd, text.encode())
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 # ---------------------------------------------------------------- a tool's version and features, asked once per file
@@ -224,11 +273,11 @@ def _probed(probe: ToolProbe, path: str) -> Tool:
 
 
 def _probe(probe: ToolProbe, path: str) -> dict[str, Any]:
-    said = process.ask([path, *probe.version_args], timeout_s=20)
+    said = process.ask([path, *probe.version_args], timeout_s=_ANSWER_LIMIT_S)
     version = re.search(probe.version_regex, said.stdout + said.stderr)
     features: list[str] = []
-    if probe.help_args is not None:
-        answer = process.ask([path, *probe.help_args], timeout_s=20)
+    if probe.help_args is not None and said.error is None:
+        answer = process.ask([path, *probe.help_args], timeout_s=_ANSWER_LIMIT_S)
         text = answer.stdout + answer.stderr
         features = [word for word, pattern in probe.features if re.search(pattern, text)]
     return {"version": version[1] if version else None, "features": features}
@@ -286,41 +335,14 @@ def _permission(machine: Machine, what: str, refusal: str | None) -> Permission:
 
 
 def _ptrace_fix(machine: Machine) -> str:
-    container = machine.in_container()
-    if container:
-        return f"start the container ({container}) with --cap-add SYS_PTRACE (Kubernetes: securityContext.capabilities)"
-    if (machine.yama_scope() or 0) >= 2 and not machine.is_root:
-        return "sudo sysctl kernel.yama.ptrace_scope=1"
     if machine.yama_scope() == 3:
-        return "kernel.yama.ptrace_scope is 3 and can't be lowered: set it to 1 at boot"
+        return "kernel.yama.ptrace_scope is 3, which lasts until the next boot: set it to 1 in /etc/sysctl.d and reboot"
+    if machine.in_container():
+        return machine.grant("SYS_PTRACE")
+    if machine.yama_scope() == 2 and not machine.is_root:
+        return "sudo sysctl kernel.yama.ptrace_scope=1"
     return (
         "run profrun outside the sandbox that filters ptrace (seccomp)"
         if machine.is_root
         else "run as the target's user or as root"
     )
-
-
-# ---------------------------------------------------------------- GPUs
-
-_SMI_FIELDS = ("index", "uuid", "name", "pci.bus_id", "memory.total", "driver_version", "compute_cap")
-_SMI_NAMES = ("index", "uuid", "name", "pci", "memory_mib", "driver", "compute_capability")
-_UNKNOWN = re.compile(r"^\[?(n/?a|not supported|unknown error|unknown|no data|insufficient permissions)\]?$", re.I)
-
-
-def _ask_nvidia_smi(machine: Machine) -> list[dict[str, Any]]:
-    tool = machine.tool(ToolProbe("nvidia-smi", places=("/usr/lib/wsl/lib/nvidia-smi",)))
-    if tool.path is None:
-        return []
-    answer = process.ask(
-        [tool.path, f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader,nounits"], timeout_s=10
-    )
-    if not answer.ok:
-        return []
-    rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines() if line.strip()]
-    return [_gpu(row) for row in rows if len(row) == len(_SMI_FIELDS) and row[0].isdigit()]
-
-
-def _gpu(row: list[str]) -> dict[str, Any]:
-    known = {name: None if _UNKNOWN.match(cell) else cell for name, cell in zip(_SMI_NAMES, row, strict=True)}
-    numbers = {name: _int(known[name]) for name in ("index", "memory_mib")}
-    return {**known, **numbers}

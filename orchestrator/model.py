@@ -117,6 +117,10 @@ class SeenPython:
     environ: Mapping[str, str | None] | None = None
     injected: bool | None = None
     """Whether its environment lets profrun's part in; None when unknown."""
+    cpus: str | None = None
+    """The CPUs that it may use, as 0-3,8."""
+    nice: int | None = None
+    personality: int | None = None
 
 
 @dataclass(frozen=True)
@@ -250,6 +254,9 @@ class Child:
     affinity: tuple[int, ...] | None = None
     nice: int | None = None
     personality: int | None = None
+    """Bits of personality(2) to be added to those that are set."""
+    numa_node: int | None = None
+    """Its CPUs, where `affinity` names none, and memory from there as long as there is some."""
     inject: Mapping[str, Any] = field(default_factory=dict)
     """Settings for what profrun adds to the target's own Python, by part: `seeds`, `torch`, ... (see inject/)."""
 
@@ -585,6 +592,8 @@ class StepRecord:
     detail: str | None = None
     fix: str | None = None
     parts: tuple[Part, ...] = ()
+    ignored: bool = False
+    """The plan wants no word of it when it does not work (`on_fail: ignore`)."""
 
 
 @dataclass(frozen=True)

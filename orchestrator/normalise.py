@@ -7,15 +7,19 @@ import statistics
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import imported, registry, stats, told
+from orchestrator.env_steps.base import Step
 from orchestrator.errors import ParseError
-from orchestrator.model import Capture, Metric, PassRecord, StepRecord, Tool
+from orchestrator.model import IN_FORCE, Capture, Metric, PassRecord, StepRecord, Tool
 
 if TYPE_CHECKING:
+    import pandas
+
     from orchestrator.collectors.base import Collector, Parsed
     from orchestrator.plan import Plan
     from orchestrator.tables import Table
@@ -76,7 +80,10 @@ def normalise(
     metrics.update(_timing(timed))
     metrics.update(_of_steps(timed, inner))
     metrics.update(_from_output(plan, timed, root))
-    as_seen = _as_seen(environment, plan, timed, inner)
+    counted = {record.id for record in passes if record.role != "warmup"}
+    watched = {capture.id for capture in captures if capture.pass_id in counted}
+    samples = [table for table in parts.get("samples", ()) if watched & {*table.columns["capture"][:1]}]
+    as_seen = _as_seen(environment, plan, timed, inner, _Watch(samples, log))
     return Normalised(tuple(done), tuple(timed), parts, metrics, as_seen, _elsewhere(seen))
 
 
@@ -118,26 +125,65 @@ def _of_steps(passes: Sequence[PassRecord], inner: Mapping[str, told.Told]) -> d
 
 
 def _as_seen(
-    environment: Sequence[StepRecord], plan: Plan, passes: Sequence[PassRecord], inner: Mapping[str, told.Told]
+    environment: Sequence[StepRecord],
+    plan: Plan,
+    passes: Sequence[PassRecord],
+    inner: Mapping[str, told.Told],
+    watch: _Watch,
 ) -> tuple[StepRecord, ...]:
-    """The steps with what the target's processes really started with, in the first run that tells."""
+    """The steps with what the target's processes really started with, in the first run that tells, and with what the
+    monitor saw of them during the passes."""
     started = next((inner[p.id].started for p in passes if inner[p.id].started), ())
     done = []
     for step, record in zip_longest(plan.environment, environment):
         if record is None:
             break
-        if step is not None and started and record.status == "applied":
-            answers = [step.seen(one) for one in started]
-            reasons = list(dict.fromkeys(reason for _, reason in answers if reason))
-            seen = answers[0][0]
-            record = replace(
-                record,
-                verified=seen or record.verified,
-                status="drifted" if reasons else record.status,
-                reason="; ".join(reasons) or record.reason,
-            )
+        if step is not None:
+            record = _started_with(step, record, started) if started and record.status in IN_FORCE else record
+            record = watch.over(step, record)
         done.append(record)
     return tuple(done)
+
+
+def _started_with(step: Step, record: StepRecord, started: Sequence[Mapping[str, Any]]) -> StepRecord:
+    answers = [step.seen(one) for one in started]
+    reasons = list(dict.fromkeys(reason for _, reason in answers if reason))
+    return replace(
+        record,
+        verified=answers[0][0] or record.verified,
+        status="drifted" if reasons else record.status,
+        reason="; ".join(reasons) or record.reason,
+    )
+
+
+@dataclass(frozen=True)
+class _Watch:
+    """What the monitor saw during the passes, for the steps that look at it."""
+
+    samples: Sequence[Table]
+    log: Callable[[str], None]
+
+    def over(self, step: Step, record: StepRecord) -> StepRecord:
+        """What a step finds that was not in force is kept, and not judged."""
+        if not self.samples or not record.before or type(step).during is Step.during:
+            return record
+        try:
+            seen, judged = step.during(record.before, self._frame)
+        except Exception:  # a fault in one step, of another package perhaps, must not cost the report
+            self.log(f"{step.use}: {traceback.format_exc()}")
+            return record
+        record = replace(record, during=seen or record.during)
+        if judged is None or record.status not in (*IN_FORCE, "drifted"):
+            return record
+        both = (record.reason if record.status == "drifted" else None, judged.reason)
+        reason = "; ".join(filter(None, both)) or None
+        return replace(record, status=judged.status, reason=reason, detail=judged.detail, fix=judged.fix or record.fix)
+
+    @cached_property
+    def _frame(self) -> pandas.DataFrame:
+        import pandas
+
+        return pandas.concat([pandas.DataFrame(dict(table.columns)) for table in self.samples], ignore_index=True)
 
 
 def rebuilt(capture: Capture) -> Collector:

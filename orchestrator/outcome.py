@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from signal import Signals
 
 from orchestrator.errors import EXIT_CAPTURE, EXIT_ENVIRONMENT, EXIT_GATE, EXIT_TIMEOUT
-from orchestrator.model import HARMLESS, Capture, Outcome, PassRecord, StepRecord, TargetRun
+from orchestrator.model import HARMLESS, IN_FORCE, Capture, Outcome, PassRecord, StepRecord, TargetRun
 from orchestrator.repeatable import Verdict as Repeatable
 
 
@@ -79,10 +79,8 @@ def _target_failed(run: TargetRun | None, fine: Sequence[int]) -> Verdict | None
 def _environment(steps: Sequence[StepRecord], failed: bool) -> Verdict | None:
     if not failed:
         return None
-    bad = [s for s in steps if s.restored is False] or [
-        s for s in steps if s.status in ("failed", "refused", "drifted")
-    ]
-    words = "; ".join(f"{s.use}: {s.reason or s.status}" for s in bad)
+    bad = [s for s in steps if s.restored is False] or [s for s in steps if s.status not in IN_FORCE]
+    words = "; ".join(f"{s.use}: {s.reason or s.status.replace('_', ' ')}" for s in bad)
     left = any(s.restored is False for s in bad)
     what = "the machine could not be put back" if left else "the environment was not as the plan wants it"
     return EXIT_ENVIRONMENT, "environment_failed", f"{what}: {words}"

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator.env_steps.base import Step
 from orchestrator.errors import PreflightError
 from orchestrator.model import Check, Pass
 
 if TYPE_CHECKING:
     from orchestrator.collectors.base import Collector
-    from orchestrator.env_steps.base import Step
     from orchestrator.machine import Machine
     from orchestrator.resolve import Run
 
@@ -62,7 +62,17 @@ def preflight(run: Run, machine: Machine) -> Preflight:
 def ask(run: Run, machine: Machine) -> Preflight:
     """What every collector and every environment step says of this machine."""
     members = tuple((member, tuple(_checks(member, machine, bool(run.pids)))) for member in run.collectors())
-    return Preflight(members, tuple((step, tuple(_asked(step, machine))) for step in run.plan.environment))
+    watched = any(member.use == "monitor" for member in run.collectors())
+    return Preflight(members, tuple((step, tuple(_of_step(step, machine, watched))) for step in run.plan.environment))
+
+
+def _of_step(step: Step, machine: Machine, watched: bool) -> Iterator[Check]:
+    """Where a step needs the monitor to be judged, its absence is told, unless the step can't work anyhow."""
+    checks = _asked(step, machine)
+    yield from checks
+    if not watched and type(step).during is not Step.during and _obstacle(checks) is None:
+        said = "nobody looks whether it holds while the program runs"
+        yield Check(step.use, "warn", said, "add the collector monitor to the plan")
 
 
 def _checks(collector: Collector, machine: Machine, attaching: bool) -> list[Check]:

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import json
 import os
+import re
 import resource
 import select
 import shutil
@@ -32,6 +35,11 @@ _WAITED_FOR: set[int] = set()
 _ANSWER_LIMIT_BYTES = 16 << 20
 _FORK_BYTES = 4 << 20
 """What a forked child may touch before its exec."""
+_SYS = Path("/sys")
+_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "ppc64le": 261, "s390x": 270}
+"""The number of the system call, by architecture: glibc has no function for it."""
+_MPOL_PREFERRED = 1
+_PERSONALITY_AS_IT_IS = 0xFFFFFFFF
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
@@ -231,10 +239,10 @@ def start(spec: Spec, *, gated: bool = False) -> Started:
     """Starts the target. `gated`: it is stopped just before its exec, for tools to attach; `open_gate` lets it go
     on."""
     failure, failure_write = os.pipe2(os.O_CLOEXEC)
-    tracer = _yama_tracer()
+    tracer, bind = _yama_tracer(), _bound_to_us()
     pid = os.fork()
     if pid == 0:
-        _become(spec, gated, failure_write, tracer)
+        _become(spec, gated, failure_write, tracer, bind)
     os.close(failure_write)
     if gated:  # WNOWAIT: one that failed before it could stop must still be there to be waited for
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -254,11 +262,15 @@ def stopped_child() -> Iterator[int]:
         child.wait(5.0)
 
 
-def _become(spec: Spec, gated: bool, failure: int, tracer: Callable[[], object] | None) -> NoReturn:
+def _become(
+    spec: Spec, gated: bool, failure: int, tracer: Callable[[], object] | None, bind: Callable[[int], None]
+) -> NoReturn:
     """The child's side: becomes the target, or says why not. Python ignores SIGPIPE and SIGXFSZ, and profrun notes what
-    would end it; the target must not."""
+    would end it; the target must not. Until its exec it does not outlive profrun: it bears no mark yet by which it
+    could be found."""
     code = EXIT_NOT_FOUND
     try:
+        bind(signal.SIGKILL)
         os.setsid()
         noted = [number for number in signal.valid_signals() if callable(signal.getsignal(number))]
         for number in (signal.SIGPIPE, signal.SIGXFSZ, *noted):
@@ -271,6 +283,7 @@ def _become(spec: Spec, gated: bool, failure: int, tracer: Callable[[], object] 
             tracer()
         if gated:
             os.kill(os.getpid(), signal.SIGSTOP)
+        bind(0)
         os.execve(spec.exe, spec.argv, spec.env)
     except BaseException as error:  # nothing may escape into the parent's code, whatever it is
         with contextlib.suppress(BaseException):
@@ -285,13 +298,80 @@ def _why(error: BaseException) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
-def _apply(child: Child) -> None:
-    if child.affinity is not None:
-        os.sched_setaffinity(0, child.affinity)
-    if child.nice is not None:
-        os.setpriority(os.PRIO_PROCESS, 0, child.nice)
-    if child.personality is not None:
-        ctypes.CDLL(None, use_errno=True).personality(child.personality)
+def _apply(child: Child) -> dict[str, OSError]:
+    """Makes of this process what is wanted of it. What is refused is no reason not to go on; it is given back."""
+    changes: dict[str, Callable[[Any], object]] = {
+        "numa_node": _settle_on, "affinity": lambda cpus: os.sched_setaffinity(0, cpus),
+        "nice": _renice, "personality": _add_personality,
+    }  # fmt: skip
+    refused = {}
+    for name, change in changes.items():
+        wanted = getattr(child, name)
+        try:
+            _ = None if wanted is None else change(wanted)
+        except OSError as error:
+            refused[name] = error
+    return refused
+
+
+def _settle_on(node: int) -> None:
+    """The CPUs of a NUMA node, and its memory before that of others (set_mempolicy(2), MPOL_PREFERRED)."""
+    cpus = (_SYS / f"devices/system/node/node{node}/cpulist").read_text()
+    os.sched_setaffinity(0, numbers_in(cpus))
+    call = _SET_MEMPOLICY.get(os.uname().machine)
+    if call is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    mask = (ctypes.c_ulong * (node // 64 + 1))()
+    mask[node // 64] = 1 << node % 64
+    libc = ctypes.CDLL(None, use_errno=True)
+    _checked(libc.syscall(call, _MPOL_PREFERRED, mask, ctypes.c_ulong(64 * len(mask) + 1)))
+
+
+def _renice(value: int) -> None:
+    """Where the kernel groups processes by session, a nice value counts within the group alone: the group, which is the
+    target's own, gets the same (sched(7), autogroup)."""
+    os.setpriority(os.PRIO_PROCESS, 0, value)
+    with contextlib.suppress(OSError):
+        (_PROC / "self/autogroup").write_text(str(value))
+
+
+def _add_personality(bits: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.personality.argtypes = [ctypes.c_ulong]
+    _checked(libc.personality(_checked(libc.personality(_PERSONALITY_AS_IT_IS)) | bits))
+
+
+def _checked(result: int) -> int:
+    if result == -1:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a process would come to: the CPUs that it could use, and by attribute the number of the error that refused
+    it."""
+
+    cpus: tuple[int, ...]
+    refused: Mapping[str, int]
+
+
+def tried(child: Child) -> Tried:
+    """Tries out on a process of ours, which then ends, what is wanted of the target's."""
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            refused = {name: error.errno or errno.EIO for name, error in _apply(child).items()}
+            os.write(writing, json.dumps([sorted(os.sched_getaffinity(0)), refused]).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as answer:  # noqa: PTH123 - a descriptor
+        cpus, refused = json.loads(answer.read())
+    os.waitpid(pid, 0)
+    return Tried(tuple(cpus), refused)
 
 
 def _yama_tracer() -> Callable[[], object] | None:
@@ -398,14 +478,82 @@ class Helper:
 def _outlived_by(number: int) -> Callable[[], None]:
     """What a child calls before its exec to get this signal when profrun is gone, whatever has killed it. SIGKILL would
     not do: a profiler that dies amid a sample may leave the target stopped."""
+    bind = _bound_to_us()
+    return lambda: bind(number)
+
+
+def _bound_to_us() -> Callable[[int], None]:
+    """What a child calls to get a signal when we are gone; 0: it gets none any more. One that is late ends itself."""
     libc, us = ctypes.CDLL(None), os.getpid()
 
-    def tie() -> None:
+    def bind(number: int) -> None:
         libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-        if os.getppid() != us:
+        if number and os.getppid() != us:
             os._exit(EXIT_NOT_EXECUTABLE)
 
-    return tie
+    return bind
+
+
+class Attendant:
+    """A process of its own session that lives as long as we hold the other end of its stdin, and a little longer: it
+    learns of our death by the end of that pipe. `says` gives what it writes."""
+
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str] | None = None, fds: Sequence[int] = (), *, deaf: bool = False
+    ) -> None:
+        """`fds` are passed on under their own numbers. `deaf`: it ignores from its first moment on what ends others.
+
+        Raises OSError when it can't be started."""
+        self._popen = subprocess.Popen(
+            tuple(argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=None if env is None else dict(env),
+            cwd="/",
+            pass_fds=tuple(fds),
+            start_new_session=True,
+            preexec_fn=_deafen if deaf else None,
+        )
+        self.pid = self._popen.pid
+        _WAITED_FOR.add(self.pid)
+
+    def tell(self, line: str) -> bool:
+        """Whether the line could be given to it."""
+        try:
+            os.write(_fileno(self._popen.stdin), line.encode("utf-8", "surrogateescape") + b"\n")
+        except OSError:
+            return False
+        return True
+
+    def says(self, timeout_s: float) -> str:
+        """What it writes next, "" when that is nothing."""
+        fd = _fileno(self._popen.stdout)
+        return os.read(fd, 4096).decode("utf-8", "replace") if select.select([fd], [], [], timeout_s)[0] else ""
+
+    def ended(self) -> bool:
+        return self._popen.poll() is not None
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Closes the pipe and waits for its end; True when it has ended. It is not killed."""
+        for stream in (self._popen.stdin, self._popen.stdout):
+            if stream:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(timeout_s)
+        if self.ended():
+            _WAITED_FOR.discard(self.pid)
+        return self.ended()
+
+
+def _fileno(stream: IO[bytes] | None) -> int:
+    return -1 if stream is None or stream.closed else stream.fileno()
+
+
+def _deafen() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
@@ -424,6 +572,23 @@ def _hearing_interrupts() -> Iterator[None]:
 
 
 # ---------------------------------------------------------------- who is there
+
+
+def numbers_in(text: str) -> tuple[int, ...]:
+    """0,1,2,8 for 0-2,8: how the kernel writes CPUs. Raises ValueError."""
+    spans = [word.strip().partition("-") for word in text.split(",") if word.strip()]
+    return tuple(n for first, _, last in spans for n in range(int(first), int(last or first) + 1))
+
+
+def spans_of(numbers: Iterable[int]) -> str:
+    """The same the other way round."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)
 
 
 def become_subreaper() -> None:
@@ -472,6 +637,11 @@ def state(pid: int) -> str | None:
     return text.rpartition(")")[2].split()[0]
 
 
+def everybody() -> list[int]:
+    """The pids of all processes that can be seen."""
+    return [int(name) for name in _listdir(_PROC) if name.isdigit()]
+
+
 def session(pid: int) -> int | None:
     """The session it belongs to; None when it is gone."""
     try:
@@ -482,6 +652,12 @@ def session(pid: int) -> int | None:
 
 def alive(pid: int) -> bool:
     return state(pid) not in (None, "Z", "X")
+
+
+def born(pid: int) -> int | None:
+    """Its start, in clock ticks since boot: with the pid it names one process for ever. None when it is gone."""
+    found = image(pid)
+    return None if found is None else found[1]
 
 
 def image(pid: int) -> tuple[int, ...] | None:
@@ -521,6 +697,20 @@ def environ_of(pid: int) -> dict[str, str] | None:
     except OSError:
         return None
     return {os.fsdecode(name): os.fsdecode(text) for name, _, text in (pair.partition(b"=") for pair in pairs) if name}
+
+
+def attributes_of(pid: int) -> tuple[str | None, int | None, int | None]:
+    """(the CPUs that it may use, as 0-3,8; its nice value; its personality); None where that can't be read."""
+
+    def text(name: str) -> str:
+        try:
+            return (_PROC / str(pid) / name).read_text(errors="replace")
+        except OSError:
+            return ""
+
+    cpus = re.search(r"^Cpus_allowed_list:\s*(\S+)", text("status"), re.M)
+    fields, bits = text("stat").rpartition(")")[2].split(), text("personality").strip()
+    return cpus[1] if cpus else None, int(fields[16]) if fields else None, int(bits, 16) if bits else None
 
 
 def exe_of(pid: int) -> str | None:

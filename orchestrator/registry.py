@@ -31,13 +31,22 @@ COLLECTORS = {
 }
 
 ENVIRONMENT = {
+    "affinity": "orchestrator.env_steps.affinity:Affinity",
+    "cpu_frequency": "orchestrator.env_steps.cpu_frequency:CpuFrequency",
+    "drop_caches": "orchestrator.env_steps.drop_caches:DropCaches",
     "env": "orchestrator.env_steps.env:Env",
     "seeds": "orchestrator.env_steps.seeds:Seeds",
     "shell": "orchestrator.env_steps.shell:Shell",
+    "gpu_clocks": "orchestrator.env_steps.gpu_clocks:GpuClocks",
+    "gpu_idle": "orchestrator.env_steps.gpu_idle:GpuIdle",
+    "cpu_idle": "orchestrator.env_steps.cpu_idle:CpuIdle",
+    "wait_cool": "orchestrator.env_steps.wait_cool:WaitCool",
+    "quiet_services": "orchestrator.env_steps.quiet_services:QuietServices",
 }
 
 RULES = {
     "data_quality": "orchestrator.diagnose.data_quality:RULES",
+    "environment": "orchestrator.diagnose.environment:RULES",
 }
 
 

@@ -20,6 +20,7 @@ from orchestrator.model import (
     Finding,
     Metric,
     Outcome,
+    Part,
     PassRecord,
     Process,
     SeenPython,
@@ -97,6 +98,19 @@ def summary(report: Report) -> dict[str, Any]:
         "metrics": {name: asdict(metric) for name, metric in sorted(report.metrics.items())},
         "findings": [asdict(finding) for finding in report.findings],
     }
+
+
+def machine_facts(report: Report) -> dict[str, Any]:
+    """The content of machine.json: hardware and software, and of each environment step the settings that it found, set,
+    saw while the passes ran, and left."""
+    moments = ("before", "verified", "during", "after", "restored")
+    steps = [asdict(step) for step in report.environment]
+    parts = [[{"name": p["name"], **{k: p[k] for k in moments if k in p}} for p in s["parts"]] for s in steps]
+    settings = [
+        {"use": step["use"], **{key: step[key] for key in moments}, "parts": own}
+        for step, own in zip(steps, parts, strict=True)
+    ]
+    return {**report.machine, "settings": settings}
 
 
 def json_schema() -> dict[str, Any]:
@@ -188,8 +202,9 @@ def pass_from(data: Mapping[str, Any]) -> PassRecord:
 
 
 def step_from(data: Mapping[str, Any]) -> StepRecord:
-    """An environment step from its record."""
-    return StepRecord(**data)
+    """An environment step from its record; what an older report does not have is unknown, and it has no parts."""
+    known = {f.name: data[f.name] for f in fields(StepRecord) if f.name in data}
+    return StepRecord(**{**known, "parts": tuple(Part(**part) for part in known.get("parts", ()))})
 
 
 def run_from(data: Mapping[str, Any] | None) -> TargetRun | None:

@@ -17,6 +17,7 @@ from orchestrator.units import Times
 
 if TYPE_CHECKING:
     from orchestrator.collectors.base import Collector
+    from orchestrator.machine import Machine
     from orchestrator.plan import Plan
 
 _MANAGERS = (("pyenv exec", "pyenv"), ("asdf exec", "asdf"), ("rbenv exec", "rbenv"))
@@ -62,6 +63,18 @@ def resolve(plan: Plan, command: Sequence[str], first_index: int = 1) -> Run:
     return Run(plan, target(words, plan.target.cwd, plan.target.env), passes(plan, first_index))
 
 
+NOBODY = "COMMAND"
+"""Stands for the program where none is named."""
+
+
+def without_command(plan: Plan) -> Run:
+    """The run that the plan means, with a stand-in where neither it nor anybody else names a program."""
+    if plan.target.command:
+        return resolve(plan, ())
+    nobody = Target((NOBODY,), NOBODY, plan.target.cwd, {**os.environ, **plan.target.env})
+    return Run(plan, nobody, passes(plan))
+
+
 def attach(plan: Plan, pids: Sequence[int], duration_s: float | None, first_index: int = 1) -> Run:
     """The run that looks at processes which already run: one pass a group, for `duration_s` or until they end.
 
@@ -83,6 +96,14 @@ def attach(plan: Plan, pids: Sequence[int], duration_s: float | None, first_inde
     looks = (p for p in passes(plan) if p.role == "profiled")
     planned = tuple(replace(p, id=f"p{i:02d}", index=i, window=span) for i, p in enumerate(looks, first_index))
     return Run(plan, looked_at, planned, pids=tuple(pids))
+
+
+def tell(machine: Machine, run: Run) -> None:
+    """Tells the machine which program it is asked for: that decides which GPUs and processes are meant."""
+    changes = [step.child() for step in run.plan.environment]
+    env = {**run.target.env, **{name: text for child in changes for name, text in child.set.items()}}
+    machine.target_env = {name: text for name, text in env.items() if not any(name in c.unset for c in changes)}
+    machine.target_pids = tuple(run.pids)
 
 
 def _cwd_of(pid: int) -> str:

@@ -16,12 +16,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from orchestrator import __version__, collect, folder, picks, process, redact, resolve
+from orchestrator import __version__, collect, folder, picks, process, redact, registry, resolve
 from orchestrator.environment import Environment
 from orchestrator.errors import EXIT_CAPTURE, FolderError, ReportError, UsageError
+from orchestrator.guard import Guard
 from orchestrator.live import Context
 from orchestrator.machine import Machine
-from orchestrator.model import Capture, Child, Outcome, Pass, PassRecord, Picks, Status, StepRecord
+from orchestrator.model import IN_FORCE, Capture, Child, Outcome, Pass, PassRecord, Picks, Status, StepRecord
 from orchestrator.normalise import Normalised, bare_run, normalise
 from orchestrator.outcome import judge
 from orchestrator.plan import Plan
@@ -35,6 +36,7 @@ from orchestrator.report import (
     capture_from,
     capture_record,
     load,
+    machine_facts,
     pass_from,
     step_from,
     summary,
@@ -62,6 +64,9 @@ class Console(Protocol):
     def interrupted(self, number: int) -> None: ...
     def pass_ends(self, record: PassRecord, captures: Sequence[Capture]) -> None: ...
     def stage(self, name: str) -> None: ...
+    def waits(self, text: str) -> None: ...
+    def step_ends(self, record: StepRecord) -> None: ...
+    def put_back(self, records: Sequence[StepRecord]) -> None: ...
     def warn(self, text: str) -> None: ...
     def log(self, text: str) -> None: ...
 
@@ -83,6 +88,8 @@ class Request:
     """Descriptors for the target's stdout and stderr; None: to files only."""
     pids: tuple[int, ...] = ()
     duration_s: float | None = None
+    wait_s: float | None = None
+    """How long to wait for another run that holds what this one changes; None: not at all."""
 
 
 @dataclass
@@ -101,6 +108,7 @@ class State:
     earlier: dict[str, Any] | None = None
     """raw/run.json of the report that is added to, as it was."""
     scratch: Path | None = None
+    guard: Guard | None = None
     environment: Environment | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     passes: list[PassRecord] = field(default_factory=list)
@@ -130,7 +138,7 @@ def run(request: Request, console: Console) -> Report:
 
 def _run(state: State) -> None:
     try:
-        for stage in (resolve_plan, check, open_folder, apply_environment, run_passes):
+        for stage in (resolve_plan, check, hold_machine, open_folder, apply_environment, run_passes):
             stage(state)
     finally:
         restore(state)
@@ -176,13 +184,28 @@ def _twice_bare(plan: Plan) -> Plan:
 
 def check(state: State) -> None:
     """What can work here."""
+    resolve.tell(state.machine, state.run)
     state.checks = preflight(state.run, state.machine)
+
+
+def hold_machine(state: State) -> None:
+    """What the plan changes, for this run alone; and the machine as it was before runs that were killed."""
+    state.guard = Guard(state.machine, state.console.warn)
+    claims = [claim for step in state.run.plan.environment for claim in _claims(step, state.machine)]
+    state.guard.hold(claims, state.request.wait_s, lambda: state.signals.received)
+
+
+def _claims(step: Any, machine: Machine) -> tuple[str, ...]:
+    try:
+        return tuple(step.claims(machine))
+    except Exception:  # a step of another package may raise anything; when it is applied, that is told
+        return ()
 
 
 def open_folder(state: State) -> None:
     """The report folder (a new one, or the one to add to), and scratch space on node-local disk."""
-    steps = [step.child().set for step in state.run.plan.environment]
-    scrub = redact.scrubber({k: v for env in (*steps, state.run.target.env) for k, v in env.items()})
+    variables = [step.child().set for step in state.run.plan.environment]
+    scrub = redact.scrubber({k: v for env in (*variables, state.run.target.env) for k, v in env.items()})
     if state.request.into:
         state.folder, state.earlier = folder.Folder(state.request.into, scrub), read_raw(state.request.into)
     else:
@@ -192,6 +215,9 @@ def open_folder(state: State) -> None:
     state.info = _info(state)
     state.scratch = folder.scratch()
     (state.scratch / "files").mkdir()
+    steps = state.run.plan.environment
+    public = all(step.use in registry.ENVIRONMENT and step.use != "shell" for step in steps)
+    _guard(state).open(state.info.id, state.folder, state.scratch, changes=bool(steps), public=public)
     state.facts = _facts(state)
     budget = resolve.estimate(state.run.passes, _known_bare_wall_s(state))
     state.console.begin(state.run, state.checks, budget, state.facts["target"].get("interpreter"))
@@ -201,13 +227,16 @@ def apply_environment(state: State) -> None:
     """The machine into the plan's state; a step with `on_fail: fail` that does not work keeps the passes from
     running."""
     state.signals.held = True  # from here on the steps and passes see to them
-    state.environment = Environment(state.machine, state.folder, interrupts=lambda: len(state.signals.received))
-    steps = state.run.plan.environment
-    ready = state.environment.apply(steps)
-    for step, record in zip(steps, state.environment.records, strict=False):
-        if record.reason and step.on_fail != "ignore":
-            state.console.warn(f"environment: {step.use} {record.status}: {record.reason}")
-    if not ready:
+    guard = _guard(state)
+    state.environment = Environment(
+        state.machine,
+        guard.journal,
+        guard.why_none,
+        before_first=guard.before_first_change,
+        interrupts=lambda: len(state.signals.received),
+        observer=state.console,
+    )
+    if not state.environment.apply(state.run.plan.environment):
         state.console.warn("the environment could not be brought into the plan's state: no pass is run")
 
 
@@ -229,7 +258,13 @@ def restore(state: State) -> None:
     """The machine as it was, whatever happened before, and whoever is impatient."""
     state.signals.held = True
     if state.environment:
-        state.environment.restore()
+        verdicts = state.environment.restore()
+        state.console.put_back(state.environment.records)
+        for verdict in verdicts:
+            if verdict.how == "drifted":
+                state.console.warn(f"environment: {verdict.text}")
+    if state.guard:
+        state.guard.close()
     state.signals.held = False
 
 
@@ -282,6 +317,9 @@ def tidy_up(state: State) -> None:
     """Removes the scratch space, unless it holds what the report's disk has not taken."""
     if state.scratch and not any(_unmoved(state.scratch)):
         folder.remove(state.scratch)
+    for kept in (state.scratch, state.folder and state.folder.path):
+        if kept and kept.exists():
+            folder.hand_over(kept)
 
 
 def rebuild(target: folder.Folder, plan: Plan, console: Console) -> Report:
@@ -313,7 +351,7 @@ def rebuild(target: folder.Folder, plan: Plan, console: Console) -> Report:
         folder=target.path,
     )
     report = replace(report, findings=diagnose.findings(report))
-    target.write_json("machine.json", report.machine)
+    target.write_json("machine.json", machine_facts(report))
     target.write_json("summary.json", summary(report))
     console.stage("writing the report")
     shown = load(target.path)  # as written, and so without secrets
@@ -448,10 +486,13 @@ def _attempt(
     wall_s = _bare_wall_s(state)
     expected_s = wall_s * resolve.slowdown(planned) if wall_s is not None else None
     state.console.pass_begins(planned, expected_s)
+    guard = _guard(state)
+    guard.pass_begins(f"{state.info.id}/{planned.id}", state.request.pids)
     try:
         record, captures = collect.run_pass(planned, replace(_context(state, planned, stdin), picks=found), attempt)
     except OSError as error:
         record, captures = _cut_off(state, planned, error)
+    guard.pass_ends()
     for capture in captures:
         with contextlib.suppress(OSError):  # for people; raw/run.json has it, too
             state.folder.write_json(f"raw/{capture.id}/command.json", capture_record(capture))
@@ -501,6 +542,7 @@ def _context(state: State, planned: Pass, stdin: Stdin) -> Context:
         facts={**state.facts, **_left_by_bare(state), "environment": _in_force(state)},
         bare_wall_s=_bare_wall_s(state),
         pids=request.pids,
+        on_start=_guard(state).started,
         inject={"ranges": plan.ranges, "digest": request.verify_repeatable} if plan.target.inject else None,
     )
 
@@ -512,9 +554,10 @@ def _left_by_bare(state: State) -> dict[str, Any]:
 
 
 def _in_force(state: State) -> tuple[str, ...]:
-    """The environment steps that hold while the passes run."""
+    """The environment steps that hold while the passes run, and of each the parts that do, as `use: part`."""
     records = state.environment.records if state.environment else []
-    return tuple(record.use for record in records if record.status in ("applied", "already", "clamped"))
+    parts = (f"{record.use}: {part.name}" for record in records for part in record.parts if part.status in IN_FORCE)
+    return (*(record.use for record in records if record.status in IN_FORCE), *parts)
 
 
 def _refusal(state: State, planned: Pass, spent_s: float) -> tuple[Status, str] | None:
@@ -676,6 +719,12 @@ def _check_complete(run: resolve.Run) -> None:
     if not run.pids and any(redact.MASK in word for word in given):
         why = "a report keeps its command, and its plan's target.env, without their secrets"
         raise UsageError("that report's plan can't be run again", why, "name your own plan, and the command after --")
+
+
+def _guard(state: State) -> Guard:
+    if state.guard is None:
+        raise AssertionError("the guard comes before the folder")
+    return state.guard
 
 
 def _scratch(state: State) -> Path:

@@ -212,6 +212,7 @@ def _started(
     """The processes that make the program: those with steps, else those with torch, else the first; and those into
     which our part was not let."""
     chosen = stepping or [p for p in processes if p.first("torch")] or list(processes[:1])
+    pythons = {python.pid: python for python in (record.run.pythons if record.run else ())}
     for process in chosen:
         end = process.first("end") or {}
         yield {
@@ -222,9 +223,10 @@ def _started(
             "ended": bool(end),
             "in_force": True,
             "why_not": None,
+            **_attributes(pythons.get(process.pid)),
         }
     signed = {process.pid for process in processes}
-    for python in record.run.pythons if record.run else ():
+    for python in pythons.values():
         if python.pid not in signed:
             environ = python.environ
             yield {
@@ -235,4 +237,10 @@ def _started(
                 "ended": False,
                 "in_force": False,
                 "why_not": _why_not(python),
+                **_attributes(python),
             }
+
+
+def _attributes(seen: SeenPython | None) -> dict[str, Any]:
+    """What the kernel said of a process that was seen from outside."""
+    return {name: getattr(seen, name, None) for name in ("cpus", "nice", "personality")}

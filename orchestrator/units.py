@@ -67,6 +67,11 @@ class Times:
     factor: float
 
 
+def celsius(value: Any) -> float:
+    """Degrees Celsius. A bare number counts as such."""
+    return parse(str(value).replace("°", "") if isinstance(value, str) else value, {"C": 1.0}, 1.0, "60C")
+
+
 def budget(value: Any) -> float | Times:
     """Seconds, or a multiple of the bare run written 10x."""
     if isinstance(value, Times):
@@ -115,7 +120,8 @@ def write_duration(seconds: float) -> str:
     return _write(seconds, SECONDS, ("d", "h", "m", "s", "ms", "us", "ns"), "s")
 
 
-def _write_frequency(hertz: float) -> str:
+def write_frequency(hertz: float) -> str:
+    """The shortest text that `frequency` reads back as the same value."""
     return _write(hertz, HERTZ, ("GHz", "MHz", "kHz", "Hz"), "Hz")
 
 
@@ -158,7 +164,7 @@ Duration = Annotated[
 Frequency = Annotated[
     float,
     BeforeValidator(frequency),
-    PlainSerializer(_write_frequency, return_type=str),
+    PlainSerializer(write_frequency, return_type=str),
     _schema(r"^\s*[0-9.]+\s*(Hz|kHz|MHz|GHz)?\s*$", "100Hz"),
 ]
 Size = Annotated[
@@ -172,6 +178,12 @@ Percent = Annotated[
     BeforeValidator(percent),
     PlainSerializer(lambda v: f"{v:g}%", return_type=str),
     _schema(r"^\s*[0-9.]+\s*%\s*$", "30%"),
+]
+Celsius = Annotated[
+    float,
+    BeforeValidator(celsius),
+    PlainSerializer(lambda v: f"{v:g}C", return_type=str),
+    _schema(r"^\s*[0-9.]+\s*(°?C)?\s*$", "60C"),
 ]
 Budget = Annotated[
     float | Times,

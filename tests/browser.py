@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from waiting import LIMIT_S
+
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
     "--disable-extensions", "--hide-scrollbars", "--remote-debugging-pipe", "--force-color-profile=srgb",
@@ -62,7 +64,7 @@ class Browser:
         data = json.dumps(message).encode() + b"\0"
         while data:
             data = data[os.write(self._to, data) :]
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LIMIT_S
         while (answer := self._read(deadline)).get("id") != serial:
             self._note(answer)
         if "error" in answer:
@@ -103,7 +105,7 @@ class Browser:
         self.errors.clear()
         self._asked.clear()
         self.call("Page.navigate", url=path.as_uri())
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + LIMIT_S
         while not self.js("document.readyState === 'complete' && document.documentElement.dataset.ready"):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the page is not ready: {self.errors}")

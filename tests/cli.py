@@ -11,6 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import warm
+from waiting import LIMIT_S
+
+COVERAGE = "PROFRUN_TEST_COVERAGE"
+"""The variable that names the file of what profrun's processes have covered."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -43,7 +49,7 @@ def command(*words: str | Path) -> list[str]:
 
 def _measured() -> list[str]:
     """What measures profrun's own process, and only that, where the coverage of the tests is measured."""
-    data = os.environ.get("PROFRUN_TEST_COVERAGE")
+    data = os.environ.get(COVERAGE)
     settings = f"--rcfile={Path(__file__).parent.parent / 'pyproject.toml'}"
     return ["-m", "coverage", "run", settings, "--parallel-mode", f"--data-file={data}"] if data else []
 
@@ -58,19 +64,18 @@ def environment(**changes: str | None) -> dict[str, str]:
 
 
 def profrun(
-    *words: str | Path, cwd: Path, env: Mapping[str, str] | None = None, stdin: str = "", timeout_s: float = 120
+    *words: str | Path, cwd: Path, env: Mapping[str, str] | None = None, stdin: str = "", timeout_s: float = LIMIT_S
 ) -> Result:
     """Runs `profrun WORDS` in `cwd` to its end."""
-    done = subprocess.run(
-        command(*words),
-        cwd=cwd,
-        env=dict(env) if env is not None else environment(),
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        errors="surrogateescape",
-    )
+    given = dict(env) if env is not None else environment()
+    if warm.fits(given):
+        texts, coverage = [str(word) for word in words], os.environ.get(COVERAGE)
+        done = warm.run("orchestrator", texts, cwd, given, stdin, coverage, timeout_s)
+    else:
+        done = subprocess.run(
+            command(*words), cwd=cwd, env=given, input=stdin, capture_output=True, text=True, timeout=timeout_s,
+            errors="surrogateescape",
+        )  # fmt: skip
     return Result(done.returncode, done.stdout, done.stderr, cwd)
 
 

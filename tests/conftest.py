@@ -8,9 +8,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 REPO = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO / "tests"))
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+"""Where an example takes long, or the making of one, the machine is busy: no test fails for that."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Journals and locks of these tests lie where no other run on this machine looks for any."""
+    os.environ["PROFRUN_STATE"] = str(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from waiting import LIMIT_S
+
 from orchestrator.formats import injected
 from orchestrator.inside import Inside
-
-LIMIT_S = 100.0
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from browser import Browser
+from waiting import LIMIT_S
 
 QUERY = """(async sql => {
   const rows = await app.trace.engine.query(sql), columns = rows.columns(), found = [];
@@ -56,11 +57,11 @@ def opened(trace: Path) -> Iterator[Perfetto]:
     with _served(trace) as address, Browser() as browser:
         browser.call("Network.setBlockedURLs", urls=["https://*"])
         browser.call("Page.navigate", url=f"{address}/index.html#!/?url={address}/opened/{trace.name}")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LIMIT_S
         while not browser.js("Boolean(globalThis.app?.trace?.engine)"):
             said = browser.js("document.querySelector('.pf-modal-dialog')?.innerText")
             if said or time.monotonic() > deadline:
-                raise Refused(f"Perfetto did not open {trace.name}: {said or 'it took more than a minute'}")
+                raise Refused(f"Perfetto did not open {trace.name}: {said or 'it takes for ever'}")
             time.sleep(0.1)
         yield Perfetto(browser)
 

@@ -20,6 +20,7 @@ from orchestrator.model import (
     Finding,
     Metric,
     Outcome,
+    Part,
     PassRecord,
     StepRecord,
     TargetRun,
@@ -204,19 +205,114 @@ MACHINE = {
     "disks": [{"device": "nvme0n1", "size_bytes": 960_000_000_000}, {"device": "sda", "size_bytes": None}],
 }
 
-STEPS = (
-    StepRecord("env", "applied", {"PYTHONHASHSEED": "37"}, {"PYTHONHASHSEED": None}, {"PYTHONHASHSEED": "37"}, True),
-    StepRecord(
+CORES = {str(n): n / 2 for n in range(64)}
+UUIDS = ("GPU-5a3c12ef-1234-5678-9abc-0123456789ab", "GPU-7d01f2aa-4321-8765-cba9-ba9876543210")
+SUDO = "ada ALL=(root) NOPASSWD: /usr/local/libexec/profrun-root"
+
+
+_GPU = {
+    "uuid": UUIDS[0],
+    "utilization_pct": [0, 0, 1],
+    "memory_used_bytes": 4_000_000,
+    "display_active": False,
+    "processes": [],
+    "unknown": {},
+}
+_BUSY = {
+    **_GPU,
+    "uuid": UUIDS[1],
+    "utilization_pct": [97, 99, None],
+    "memory_used_bytes": None,
+    "processes": [
+        {"pid": 4711, "user": "bob", "command": f"python x.py {EVIL}", "kind": "compute", "memory_bytes": 12.3e9},
+        {"pid": 9, "user": None, "command": None, "kind": "compute", "memory_bytes": None},
+    ],
+}
+_NO_DISPLAY: dict[str, Any] = {"why_not": None, "displays": [], "display_manager": None, "notes": []}
+
+
+_QUIET: dict[str, Any] = {"cores_pct": CORES, "procs_running": 1, "waiting_pct": None, "top": []}
+
+
+def _frequency() -> StepRecord:
+    """Sixteen policies: the governor set and put back, the highest clock limited by the processor, turbo refused."""
+    parts = [
+        part
+        for n in range(16)
+        for part in (
+            Part(f"policy{n} governor", "applied", "performance", "powersave", "performance", "powersave", True),
+            Part(
+                f"policy{n} maximum",
+                "clamped",
+                "4 GHz",
+                "2.9 GHz" if n % 4 else "2.8 GHz",
+                "2.9 GHz" if n % 4 else "2.8 GHz",
+                "2.9 GHz" if n % 4 else "2.8 GHz",
+                None,
+                detail="2.9 GHz" if n % 4 else "2.8 GHz",
+            ),
+        )
+    ]
+    turbo = Part(
+        "turbo", "refused", "off", "on", reason="only root may write intel_pstate/no_turbo", detail="EACCES", fix=SUDO
+    )
+    return StepRecord(
         "cpu_frequency",
         "refused",
-        {"governor": "performance"},
-        None,
-        None,
-        None,
-        "this is a virtual machine: it has no cpufreq",
+        {"governor": "performance", "max_hz": 4e9, "turbo": False, "max_cstate": None},
+        {"driver": "intel_pstate", "policies": {f"policy{n}": {"governor": "powersave"} for n in range(16)}},
+        {"driver": "intel_pstate", "policies": {f"policy{n}": {"governor": "performance"} for n in range(16)}},
+        True,
+        "turbo: only root may write intel_pstate/no_turbo",
+        detail="EACCES",
+        fix=SUDO,
+        parts=(*parts, turbo),
+    )
+
+
+STEPS = (
+    StepRecord("env", "applied", {"PYTHONHASHSEED": "37"}, {"PYTHONHASHSEED": None}, {"PYTHONHASHSEED": "37"}, True),
+    StepRecord("cpu_idle", "already", {"max_busy": 0.6}, None, _QUIET),
+    StepRecord(
+        "gpu_idle",
+        "failed",
+        {"wait": 300.0},
+        before={"gpus": [{**_GPU, "index": 1}, {**_BUSY, "index": 3}], **_NO_DISPLAY},
+        verified={"gpus": [{**_GPU, "index": 1}, {**_BUSY, "index": 3}], **_NO_DISPLAY},
+        reason="GPU 3: used by pid 4711 (bob, python x.py, 11,730 MiB)",
+        fix="wait for it, or run on another GPU with CUDA_VISIBLE_DEVICES",
+    ),
+    StepRecord(
+        "gpu_clocks",
+        "clamped",
+        {"graphics": "1600MHz", "memory": None, "persistence": True},
+        {"gpus": {u: {"gpu": n, "graphics_mhz": 210, "max_graphics_mhz": 1980} for n, u in enumerate(UUIDS)}},
+        {"gpus": {u: {"gpu": n, "graphics_mhz": 1530} for n, u in enumerate(UUIDS)}},
+        True,
+        "GPU 0-1 graphics: 1600 MHz is no clock of this GPU, the nearest is 1530 MHz",
+        {
+            u: {"gpu": n, "samples": 40, "held_down": {"sw_power_cap": 0.25},
+                "graphics_mhz": {"wanted": 1530, "min": 1515, "median": 1530, "max": 1530}}
+            for n, u in enumerate(UUIDS)
+        },
+        {"gpus": {u: {"gpu": n, "graphics_mhz": 210} for n, u in enumerate(UUIDS)}},
+        detail="1530 MHz",
+        parts=(
+            Part("GPU 0 persistence", "already", detail="on"),
+            Part("GPU 1 persistence", "applied", restored=True),
+            *(
+                Part(f"GPU {n} graphics", "clamped", restored=True, detail="1530 MHz",
+                     reason=f"GPU {n} graphics: 1600 MHz is no clock of this GPU, the nearest is 1530 MHz")
+                for n in (0, 1)
+            ),
+        ),
+    ),
+    _frequency(),
+    StepRecord(
+        "wait_cool", "not_available", {"gpu": 50.0}, reason="this machine has no thermal zone that it tells of"
     ),
     StepRecord("shell", "drifted", "gdm stopped", "running", "running", False, "something started it again"),
-)
+)  # fmt: skip
 
 
 def _tables() -> Sequence[Table]:

@@ -85,7 +85,8 @@ def test_an_environment_that_can_not_be_made_is_told_before_the_run(tmp_path: Pa
     result = profrun(plan, "--", "touch", "ran", cwd=tmp_path)
     assert result.code == code
     assert (tmp_path / "ran").exists() == (code == 0)
-    assert "no-such-program: command not found" in result.stderr
+    said = "no-such-program: command not found" if on_fail == "fail" else "can't be started: command not found"
+    assert said in result.stderr
 
 
 def test_a_look_at_a_running_process(tmp_path: Path) -> None:

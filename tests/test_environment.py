@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import knobs
 import pytest
+from pydantic import Field
 
-from orchestrator import folder
+from orchestrator import changes, environment, folder, guard, journal, machine, privileged
 from orchestrator.env_steps.base import Step
 from orchestrator.env_steps.env import Env
 from orchestrator.env_steps.shell import Shell
 from orchestrator.environment import Environment
-from orchestrator.machine import Machine
+from orchestrator.machine import Machine, Permission
+from orchestrator.model import Cannot, Change, Hold, Judged, Part, Reply, Run, StepStatus, Wait, Write
+
+Start = Callable[..., Environment]
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> Environment:
-    return Environment(Machine(), folder.create(tmp_path / "reports", "x"))
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Begins a run's part that changes the machine; its report is tmp_path/report."""
+    monkeypatch.setenv("PROFRUN_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(guard, "Keeper", knobs._none)
+    (tmp_path / "report").mkdir()
+    held = guard.Guard(Machine(), lambda text: None)
+    held.open("r1", folder.Folder(tmp_path / "report"), tmp_path, changes=True, public=True)
+    yield lambda **options: Environment(Machine(), held.journal, **options)
+    held.close()
 
 
 def note(log: Path, run: str, undo: str | None = None) -> Shell:
@@ -26,47 +42,107 @@ def note(log: Path, run: str, undo: str | None = None) -> Shell:
     return Shell.model_validate(words)
 
 
-def test_steps_are_undone_in_reverse(environment: Environment, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    assert environment.apply((note(log, "on1", "off1"), note(log, "on2", "off2")))
-    environment.restore()
-    environment.restore()
+class Does(Step):
+    """A step of these changes."""
+
+    use: str = "does"
+    what: tuple[Any, ...] = ()
+    verdict: Judged | None = None
+
+    def apply(self, before: dict[str, Any]) -> tuple[Change, ...]:
+        return self.what
+
+    def judge(self, before: dict[str, Any], verified: dict[str, Any]) -> Judged | None:
+        return self.verdict
+
+
+def knob(tmp_path: Path, name: str = "knob", text: str = "old") -> str:
+    path = tmp_path / name
+    path.write_text(text + "\n")
+    return str(path)
+
+
+def kernel(monkeypatch: pytest.MonkeyPatch, takes: Callable[[str], str]) -> None:
+    """A kernel that makes of what is written what it likes; it may raise."""
+    real = machine.hold_host
+    monkeypatch.setattr(machine, "hold_host", lambda path, text: real(path, takes(text)))
+
+
+def entries(tmp_path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (tmp_path / "report/journal.jsonl").read_text().splitlines()]
+
+
+# ---------------------------------------------------------------- there and back
+
+
+def test_steps_are_undone_in_reverse(start: Start, tmp_path: Path) -> None:
+    here, log = start(), tmp_path / "log"
+    assert here.apply((note(log, "on1", "off1"), note(log, "on2", "off2")))
+    here.restore()
+    here.restore()
     assert log.read_text().split() == ["on1", "on2", "off2", "off1"]
-    assert [record.restored for record in environment.records] == [True, True]
+    assert [record.restored for record in here.records] == [True, True]
 
 
-def test_a_step_without_undo_is_not_called_restored(environment: Environment, tmp_path: Path) -> None:
-    environment.apply((note(tmp_path / "log", "on"), Env.model_validate({"set": {"A": "1"}})))
-    environment.restore()
-    assert [record.restored for record in environment.records] == [None, None]
-    assert not environment.failed
+def test_a_step_without_undo_is_not_called_restored(start: Start, tmp_path: Path) -> None:
+    here = start()
+    here.apply((note(tmp_path / "log", "on"), Env.model_validate({"set": {"A": "1"}})))
+    here.restore()
+    assert [record.restored for record in here.records] == [None, None]
+    assert not here.failed
+
+
+def test_the_report_tells_every_change_before_it_is_made(start: Start, tmp_path: Path) -> None:
+    here = start()
+    here.apply((Does(what=(Write(knob(tmp_path), "new", "the knob"),)),))
+    here.restore()
+    told = entries(tmp_path)
+    assert [entry["event"] for entry in told] == ["step", "intent", "done", "undone", "end"]
+    assert told[1]["old"] == "old"
+    assert (told[2]["value"], told[2]["status"]) == ("new", "applied")
+    assert not list(journal.left())
 
 
 def test_a_full_disk_does_not_keep_the_machine_as_it_is(
-    environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = tmp_path / "log"
-    environment.apply((note(log, "on", "off"),))
+    here, log = start(), tmp_path / "log"
+    here.apply((note(log, "on", "off"),))
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(folder.Folder, "append", full)
-    environment.restore()
+    monkeypatch.setattr(journal, "append", full)
+    here.restore()
     assert log.read_text().split() == ["on", "off"]
-    assert environment.records[0].restored is True
+    assert here.records[0].restored is True
 
 
+@pytest.mark.parametrize("where", ["report", "state"])
 def test_nothing_is_changed_that_the_journal_does_not_hold(
-    environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(folder.Folder, "append", full)
-    environment.apply((note(tmp_path / "log", "on", "off"),))
+    if where == "report":
+        monkeypatch.setattr(folder.Folder, "append", full)
+    else:
+        monkeypatch.setattr(journal, "append", full)
+    here = start()
+    here.apply((note(tmp_path / "log", "on", "off"),))
+    assert here.records[0].status == "failed"
+    here.restore()
     assert not (tmp_path / "log").exists()
-    assert environment.records[0].status == "failed"
+
+
+def test_without_a_journal_nothing_is_changed(tmp_path: Path) -> None:
+    here = Environment(Machine(), None, "the disk is full")
+    here.apply((note(tmp_path / "log", "on"), Env.model_validate({"set": {"A": "1"}})))
+    assert [record.status for record in here.records] == ["failed", "applied"]
+    assert "the disk is full" in str(here.records[0].reason)
+    assert not (tmp_path / "log").exists()
 
 
 class Quits(Step):
@@ -76,19 +152,320 @@ class Quits(Step):
         raise SystemExit(1)
 
 
-def test_a_step_that_ends_profrun_is_undone_with_those_before_it(environment: Environment, tmp_path: Path) -> None:
-    log = tmp_path / "log"
+def test_a_step_that_ends_profrun_is_undone_with_those_before_it(start: Start, tmp_path: Path) -> None:
+    here, log = start(), tmp_path / "log"
     with pytest.raises(SystemExit):
-        environment.apply((note(log, "on", "off"), Quits(use="quits")))
-    environment.restore()
+        here.apply((note(log, "on", "off"), Quits(use="quits")))
+    here.restore()
     assert log.read_text().split() == ["on", "off"]
 
 
-def test_after_a_signal_no_step_is_begun_and_with_the_second_the_running_one_ends(tmp_path: Path) -> None:
-    log, got = tmp_path / "log", iter([0, 2])
-    environment = Environment(Machine(), folder.create(tmp_path, "x"), interrupts=lambda: next(got, 2))
+class Breaks(Does):
+    def verify(self, machine: Machine) -> dict[str, Any]:
+        raise RuntimeError("sorry")
+
+
+def test_a_step_that_breaks_amid_its_work_is_undone(start: Start, tmp_path: Path) -> None:
+    here, path = start(), knob(tmp_path)
+    here.apply((Breaks(what=(Write(path, "new"),)),))
+    assert (here.records[0].status, here.records[0].reason) == ("failed", "RuntimeError: sorry")
+    here.restore()
+    assert Path(path).read_text() == "old"
+    assert here.records[0].restored is True
+
+
+def test_after_a_signal_no_step_is_begun_and_with_the_second_the_running_one_ends(start: Start, tmp_path: Path) -> None:
+    log, got = tmp_path / "log", iter([0, 1])
+    here = start(interrupts=lambda: next(got, 2))
     sleeps = Shell.model_validate({"run": ("sleep", "97.3"), "undo": ("sh", "-c", f"echo off >> {log}")})
-    environment.apply((sleeps, note(log, "on")))
-    environment.restore()
+    here.apply((sleeps, note(log, "on")))
+    here.restore()
     assert log.read_text().split() == ["off"]
-    assert [(r.status, r.reason) for r in environment.records] == [("failed", "sleep 97.3: it was interrupted")]
+    assert [(r.status, r.reason) for r in here.records] == [("failed", "sleep 97.3: it was interrupted")]
+
+
+def test_the_keeper_is_waited_for_before_the_first_change_only(start: Start, tmp_path: Path) -> None:
+    asked: list[str] = []
+    path = knob(tmp_path)
+    here = start(before_first=lambda: asked.append(Path(path).read_text()))
+    here.apply(
+        (Env.model_validate({"set": {"A": "1"}}), Does(what=(Write(path, "new"),)), note(tmp_path / "log", "on"))
+    )
+    assert asked == ["old\n"]
+
+
+# ---------------------------------------------------------------- what came of a change
+
+
+def test_a_setting_as_it_is_wanted_is_left_alone(start: Start, tmp_path: Path) -> None:
+    here = start()
+    here.apply((Does(what=(Write(knob(tmp_path), "old\n"), Write(knob(tmp_path, "b", "1"), "3", reads="1"))),))
+    assert [part.status for part in here.records[0].parts] == ["already", "already"]
+    assert [entry["event"] for entry in entries(tmp_path)] == ["step"]
+
+
+@pytest.mark.parametrize(
+    ("takes", "status", "said"),
+    [
+        (lambda text: text, "applied", None),
+        (lambda text: "limit", "clamped", "new was written, and .* says limit"),
+        (lambda text: "old", "failed", "the kernel took new and ignored it"),
+    ],
+)
+def test_every_write_is_read_back(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes: Any, status: str, said: str | None
+) -> None:
+    kernel(monkeypatch, lambda text: takes(text) if text == "new" else text)
+    here, path = start(), knob(tmp_path)
+    here.apply((Does(what=(Write(path, "new", "knob"),)),))
+    record = here.records[0]
+    assert record.status == status
+    assert record.reason is None if said is None else re.search(said, record.reason or "")
+    here.restore()
+    assert Path(path).read_text().strip() == "old"
+    assert here.records[0].parts[0].after == "old"
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "detail"),
+    [(13, "refused", "EACCES"), (16, "refused", "EBUSY"), (22, "refused", "EINVAL"), (30, "refused", "EROFS"),
+     (2, "not_available", "ENOENT"), (19, "not_available", "ENODEV")],
+)  # fmt: skip
+def test_a_refusal_bears_the_name_of_its_error(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: str, detail: str
+) -> None:
+    def refuses(text: str) -> str:
+        raise OSError(number, os.strerror(number))
+
+    kernel(monkeypatch, refuses)
+    here = start()
+    assert not here.apply((Does(what=(Write(knob(tmp_path), "new"),), on_fail="fail"),))
+    assert (here.records[0].status, here.records[0].detail) == (status, detail)
+    assert os.strerror(number) in str(here.records[0].reason)
+    assert here.failed
+    here.restore()
+    assert here.records[0].restored is True  # it says what it said before
+
+
+def test_a_setting_that_is_not_there(start: Start, tmp_path: Path) -> None:
+    here = start()
+    here.apply((Does(what=(Write(str(tmp_path / "none"), "1"),)),))
+    assert (here.records[0].status, here.records[0].detail) == ("not_available", "ENOENT")
+    assert not (tmp_path / "none").exists()
+
+
+def test_an_order_is_neither_read_back_nor_undone(start: Start, tmp_path: Path) -> None:
+    here, path = start(), knob(tmp_path, text="0")
+    here.apply((Does(what=(Write(path, "3", once=True),)),))
+    here.restore()
+    assert (here.records[0].status, here.records[0].restored, Path(path).read_text()) == ("applied", None, "3")
+
+
+def test_a_choice_says_what_is_chosen(tmp_path: Path) -> None:
+    assert changes.read(knob(tmp_path, text="always [madvise] never")) == "madvise"
+    assert changes.read(knob(tmp_path, text="[7]")) == "[7]"
+
+
+def test_what_is_held_lasts_until_the_end(start: Start, tmp_path: Path) -> None:
+    here, path = start(), knob(tmp_path)
+    here.apply((Does(what=(Hold(path, "0", "latency"),)),))
+    assert path in _open_files()
+    here.restore()
+    assert here.records[0].restored is True
+    assert path not in _open_files()
+
+
+def _open_files() -> set[str]:
+    """What this process holds open."""
+    return {os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()}
+
+
+def test_a_command_s_own_words_count_more_than_its_exit_status(start: Start) -> None:
+    replies = (Reply(r"(\w+) is not supported", "not_available", "{0} can't do that", "{0}"),)
+    here = start()
+    here.apply((Does(what=(Run(("echo", "K80 is not supported"), 5.0, "clocks", replies),)),))
+    record = here.records[0]
+    assert (record.status, record.detail, record.reason) == ("not_available", "K80", "clocks: K80 can't do that")
+
+
+def test_a_user_is_refused_with_the_line_for_sudoers(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(text: str) -> str:
+        raise OSError(13, "Permission denied")
+
+    kernel(monkeypatch, refuses)
+    monkeypatch.setattr(changes.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(privileged, "instead", lambda change: Run(("sudo", "-n", "x"), 5.0))
+    monkeypatch.setattr(privileged, "available", lambda: Permission(False, "the root helper is missing", "visudo"))
+    here = start()
+    here.apply((Does(what=(Write(knob(tmp_path), "new"),)),))
+    record = here.records[0]
+    assert (record.status, record.detail, record.fix) == ("refused", "EACCES", "visudo")
+    assert "the root helper is missing" in str(record.reason)
+
+
+def test_a_user_asks_the_root_helper_on_the_way_there_and_back(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(text: str) -> str:
+        raise OSError(13, "Permission denied")
+
+    def helper(change: Change) -> Run | None:
+        return Run(("sh", "-c", f"echo {change.text} > {change.path}"), 5.0) if isinstance(change, Write) else None
+
+    here, path = start(), knob(tmp_path)
+    kernel(monkeypatch, refuses)
+    monkeypatch.setattr(changes.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(privileged, "instead", helper)
+    monkeypatch.setattr(privileged, "available", lambda: Permission(True, "it answers"))
+    here.apply((Does(what=(Write(path, "new"),)),))
+    assert (here.records[0].status, Path(path).read_text()) == ("applied", "new\n")
+    here.restore()
+    assert (here.records[0].restored, Path(path).read_text()) == (True, "old\n")
+
+
+def test_a_setting_that_another_one_moves_is_said_to_have_drifted(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = knob(tmp_path, "first", "a"), knob(tmp_path, "second", "x")
+    real = machine.hold_host
+
+    def moves(path: str, text: str) -> int:
+        fd = real(path, text)
+        if path == second:
+            Path(first).write_text("moved")
+        return fd
+
+    monkeypatch.setattr(machine, "hold_host", moves)
+    here = start()
+    here.apply((Does(what=(Write(first, "b", "first"), Write(second, "y", "second"))),))
+    assert [part.status for part in here.records[0].parts] == ["drifted", "applied"]
+    here.restore()
+    assert (Path(first).read_text(), Path(second).read_text()) == ("a", "x")
+    assert not here.failed
+
+
+def test_what_somebody_else_sets_meanwhile_is_left_alone_and_said(start: Start, tmp_path: Path) -> None:
+    here, path = start(), knob(tmp_path)
+    here.apply((Does(what=(Write(path, "new", "knob"),)),))
+    Path(path).write_text("theirs")
+    here.restore()
+    assert Path(path).read_text() == "theirs"
+    assert "somebody else has set it to theirs" in str(here.records[0].reason)
+    assert (here.records[0].restored, here.failed) == (None, False)
+
+
+def test_what_can_not_be_put_back_fails_the_run_and_stays_in_the_journal(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, path = start(), knob(tmp_path)
+    here.apply((Does(what=(Write(path, "new", "knob"),)),))
+
+    def refuses(text: str) -> str:
+        raise OSError(5, "Input/output error")
+
+    kernel(monkeypatch, refuses)
+    here.restore()
+    assert (here.records[0].restored, here.failed) == (False, True)
+    assert [left.state for left in journal.left()] == ["alive"]
+
+
+# ---------------------------------------------------------------- waiting
+
+
+class Patient(Step):
+    """Content at the third look."""
+
+    use: str = "patient"
+    limit_s: float = 60.0
+    looks: list[int] = Field(default_factory=list)
+
+    def apply(self, before: dict[str, Any]) -> tuple[Change, ...]:
+        return (Wait(self.limit_s, 0.001),)
+
+    def verify(self, machine: Machine) -> dict[str, Any]:
+        self.looks.append(1)
+        return {"looks": len(self.looks)}
+
+    def judge(self, before: dict[str, Any], verified: dict[str, Any]) -> Judged | None:
+        return None if verified["looks"] >= 3 else Judged("failed", "somebody is there", fix="wait longer")
+
+
+class Told:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def waits(self, text: str) -> None:
+        self.lines.append(text)
+
+    def step_ends(self, record: Any) -> None:
+        self.lines.append(record.status)
+
+
+def test_it_waits_until_the_step_is_content(start: Start) -> None:
+    told = Told()
+    here = start(observer=told)
+    assert here.apply((Patient(),))
+    assert here.records[0].verified == {"looks": 3}
+    assert told.lines == ["patient: somebody is there; waiting 60 s more"] * 2 + ["applied"]
+
+
+def test_waiting_has_its_limit(start: Start) -> None:
+    here = start()
+    here.apply((Patient(limit_s=0),))
+    record = here.records[0]
+    assert (record.status, record.reason, record.fix) == ("failed", "somebody is there", "wait longer")
+    assert record.verified == {"looks": 1}
+
+
+def test_a_signal_ends_the_waiting(start: Start) -> None:
+    got = iter([0, 0, 0])
+    here = start(interrupts=lambda: next(got, 1))
+    here.apply((Patient(),))
+    assert here.records[0].status == "failed"
+
+
+# ---------------------------------------------------------------- how a step is judged
+
+
+@pytest.mark.parametrize(
+    ("parts", "judged", "status", "reason"),
+    [
+        (("already", "applied"), None, "applied", None),
+        (("applied", "clamped"), None, "clamped", "b: no reason"),
+        (("failed", "refused"), None, "failed", "a: no reason"),
+        ((), None, "applied", None),
+        (("applied",), Judged("drifted", "it moved"), "drifted", "it moved"),
+        (("failed",), Judged("clamped", "a bit"), "failed", "a: no reason"),
+        (("clamped",), Judged("clamped", "2.9 GHz is the limit", "2.9 GHz"), "clamped", "2.9 GHz is the limit"),
+        ((), Judged("already", "nobody is there"), "already", "nobody is there"),
+    ],
+)
+def test_a_step_is_as_good_as_its_worst_part(
+    start: Start, parts: tuple[StepStatus, ...], judged: Judged | None, status: str, reason: str | None
+) -> None:
+    cans = tuple(
+        Cannot(name, part, "no reason" if part not in ("applied", "already") else None)
+        for name, part in zip("ab", parts, strict=False)
+    )
+    here = start()
+    here.apply((Does(what=cans, verdict=judged),))
+    assert (here.records[0].status, here.records[0].reason) == (status, reason)
+
+
+def test_parts_that_failed_alike_are_told_once() -> None:
+    names = [f"policy{n} governor" for n in (0, 1, 2, 3, 8)]
+    parts = [Part(name, "refused", reason=f"writing to {name.split()[0]}/x: denied") for name in names]
+    other = Part("boost", "refused", reason="no such knob")
+    assert environment.told([*parts, other]) == (
+        "policy0-3,8 governor: writing to policy0/x: denied; boost: no such knob"
+    )
+
+
+def test_a_secret_of_a_command_is_in_no_report(start: Start, tmp_path: Path) -> None:
+    here = start()
+    here.apply((Shell.model_validate({"run": ["true", "--token", "hunter2hunter2"]}),))
+    here.restore()
+    assert "hunter2" not in (tmp_path / "report/journal.jsonl").read_text()
+    assert "hunter2" not in str(here.records)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from waiting import LIMIT_S, processes, state, unmistakable, until
 
 from orchestrator import process
 from orchestrator.model import Child, Exit
@@ -31,7 +31,7 @@ def _inheritable(fd: int) -> bool:
 
 
 def finished(started: process.Started) -> process.Started:
-    assert started.wait(20)
+    assert started.wait(LIMIT_S)
     return started
 
 
@@ -55,13 +55,11 @@ def test_of_an_answer_no_more_is_kept_than_was_asked_for() -> None:
 
 
 def test_a_question_that_nobody_answers_ends_with_its_whole_group() -> None:
-    began = time.monotonic()
-    answer = process.ask(["sh", "-c", "trap '' TERM; sleep 98.7 & sleep 98.7"], timeout_s=0.3)
-    assert time.monotonic() - began < 5
+    sleep = f"sleep {unmistakable(981)}"
+    answer = process.ask(["sh", "-c", f"trap '' TERM; {sleep} & {sleep}"], timeout_s=0.3)
     assert answer.error == "no answer in 0.3 s"
     assert answer.exit is None
-    time.sleep(0.2)
-    assert subprocess.run(["pgrep", "-f", "sleep 98.7"], capture_output=True).returncode == 1
+    until(lambda: not processes(sleep))
 
 
 def test_a_tool_that_is_not_there() -> None:
@@ -93,16 +91,18 @@ def test_a_question_adds_nothing_and_leaves_no_thread() -> None:
 
 @pytest.mark.parametrize("how", ["asked", "raised"])
 def test_a_question_that_is_given_up_leaves_nobody(how: str) -> None:
+    sleep = ["sleep", unmistakable(982)]
+
     def impatient() -> bool:
         if how == "raised":
             raise KeyboardInterrupt
         return True
 
     try:
-        assert process.ask(["sleep", "98.6"], give_up=impatient).error == "it was interrupted"
+        assert process.ask(sleep, give_up=impatient).error == "it was interrupted"
     except KeyboardInterrupt:
         assert how == "raised"
-    assert subprocess.run(["pgrep", "-f", "sleep 98.6"], capture_output=True).returncode == 1
+    until(lambda: not processes(" ".join(sleep)))
 
 
 # ---------------------------------------------------------------- the target
@@ -163,21 +163,23 @@ def test_a_target_that_can_not_be_executed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["in Python", "in the kernel"])
-def test_a_system_without_pidfd(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+def test_a_system_without_pidfd(monkeypatch: pytest.MonkeyPatch, missing: str, tmp_path: Path) -> None:
     def no(pid: int) -> int:
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(os, "pidfd_open", no)
     if missing == "in Python":
         monkeypatch.delattr(os, "pidfd_open")
-    started = process.start(spec("sh", "-c", "sleep 0.2; exit 7"))
+    os.mkfifo(tmp_path / "word")
+    started = process.start(spec("sh", "-c", f"read word <'{tmp_path}/word'; exit 7"))
     assert not started.wait(0.01)
+    (tmp_path / "word").write_text("go\n")
     assert finished(started).exit == Exit(code=7)
 
 
 def test_a_signal_to_a_target_before_its_exec_is_not_lost() -> None:
     with Signals() as got:
-        started = process.start(spec("sleep", "30"), gated=True)
+        started = process.start(spec("sleep", "600"), gated=True)
         process.send(started.pid, signal.SIGTERM)
         started.open_gate()
         assert finished(started).exit == Exit(signal=signal.SIGTERM)
@@ -197,43 +199,43 @@ def test_resources_of_the_target() -> None:
 
 
 def test_marked_processes_are_found_also_outside_the_session(tmp_path: Path) -> None:
-    env = {**os.environ, process.MARKER: "run-x/p01"}
-    started = process.start(spec("sh", "-c", "setsid sleep 30 & sleep 30", env=env))
-    time.sleep(0.2)
-    found = process.marked("run-x")
-    assert len(found) == 3
+    run = f"run-{os.getpid()}"
+    env = {**os.environ, process.MARKER: f"{run}/p01"}
+    started = process.start(spec("sh", "-c", "setsid sleep 600 & sleep 600", env=env))
+    found = until(lambda: len(pids := process.marked(run)) == 3 and pids)
     assert started.pid in found
-    assert process.marked("run-xy") == []
-    ended = process.end(lambda: process.marked("run-x"))
+    assert process.marked(f"{run}y") == []
+    ended = process.end(lambda: process.marked(run))
     assert len(ended) == 3
-    assert process.marked("run-x") == []
+    assert process.marked(run) == []
     finished(started)
 
 
 def test_a_process_that_ignores_term_is_killed(tmp_path: Path) -> None:
-    env = {**os.environ, process.MARKER: "run-y"}
-    started = process.start(spec("sh", "-c", "trap '' TERM INT; while :; do sleep 0.1; done", env=env))
-    time.sleep(0.1)
-    process.end(lambda: [p for p in process.marked("run-y") if process.alive(p)], patience_s=0.3)
+    run, out = f"run-{os.getpid()}", os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT)
+    env = {**os.environ, process.MARKER: run}
+    started = process.start(
+        spec("sh", "-c", "trap '' TERM INT; echo up; while :; do sleep 0.1; done", env=env, out=out)
+    )
+    until((tmp_path / "out").read_text)
+    process.end(lambda: [p for p in process.marked(run) if process.alive(p)], patience_s=0.3)
     assert finished(started).exit == Exit(signal=9)
 
 
 def test_stopped_processes_are_continued() -> None:
-    started = process.start(spec("sleep", "30"))
-    time.sleep(0.05)
+    started = process.start(spec("sleep", "600"))
+    assert process.continue_stopped([started.pid]) == []
     process.send(started.pid, signal.SIGSTOP)
-    time.sleep(0.05)
+    until(lambda: state(started.pid) == process.state(started.pid) == "T")
     assert process.continue_stopped([started.pid]) == [started.pid]
-    time.sleep(0.05)
-    assert process.state(started.pid) == "S"
+    until(lambda: state(started.pid) == process.state(started.pid) == "S")
     process.send(started.pid, signal.SIGKILL)
     finished(started)
 
 
 def test_python_processes_are_recognised() -> None:
-    started = process.start(spec(sys.executable, "-c", "import time; time.sleep(20)"))
-    while not started.executing():
-        time.sleep(0.001)
+    started = process.start(spec(sys.executable, "-c", "import time; time.sleep(600)"))
+    until(started.executing)
     assert process.is_python(started.pid)
     assert not process.is_python(1) or Path("/proc/1/exe").readlink().name.startswith("python")
     process.send(started.pid, signal.SIGKILL)
@@ -246,9 +248,8 @@ def test_python_processes_are_recognised() -> None:
 def test_a_helper_is_stopped_gently_first(tmp_path: Path) -> None:
     text = "trap 'echo flushed > done; exit 0' INT; echo up; while :; do sleep 0.05; done"
     helper = process.Helper(["sh", "-c", text], tmp_path / "o", tmp_path / "e", os.environ, tmp_path)
-    while not (tmp_path / "o").read_text():
-        time.sleep(0.01)
-    helper.stop(signal.SIGINT, 5)
+    until((tmp_path / "o").read_text)
+    helper.stop(signal.SIGINT, LIMIT_S)
     assert (tmp_path / "done").exists()
     assert not helper.killed
     assert helper.status() == 0
@@ -257,8 +258,7 @@ def test_a_helper_is_stopped_gently_first(tmp_path: Path) -> None:
 def test_a_helper_that_hangs_is_killed(tmp_path: Path) -> None:
     text = "trap '' INT TERM; echo up; while :; do sleep 0.05; done"
     helper = process.Helper(["sh", "-c", text], tmp_path / "o", tmp_path / "e", os.environ, tmp_path)
-    while not (tmp_path / "o").read_text():
-        time.sleep(0.01)
+    until((tmp_path / "o").read_text)
     process_wait = helper.wait
     helper.wait = lambda timeout_s, *_: process_wait(min(timeout_s, 0.2))  # type: ignore[method-assign]
     helper.stop(signal.SIGINT, 0.1)
@@ -266,20 +266,14 @@ def test_a_helper_that_hangs_is_killed(tmp_path: Path) -> None:
     assert helper.status() == 137
 
 
-def wait_for(path: Path) -> str:
-    while not (text := path.read_text()):
-        time.sleep(0.01)
-    return text
-
-
 def test_a_helper_hears_the_interrupt_that_profrun_ignores(tmp_path: Path) -> None:
     """A script's `profrun ... &` ignores SIGINT, and that is inherited."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        code = "print('up', flush=True); import time; time.sleep(60)"
+        code = "print('up', flush=True); import time; time.sleep(600)"
         helper = process.Helper([sys.executable, "-c", code], tmp_path / "o", tmp_path / "e", os.environ, tmp_path)
-        wait_for(tmp_path / "o")
-        helper.stop(signal.SIGINT, 5)
+        until((tmp_path / "o").read_text)
+        helper.stop(signal.SIGINT, LIMIT_S)
         assert helper.status() == 130
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
@@ -289,8 +283,8 @@ def test_a_helper_hears_the_interrupt_that_profrun_ignores(tmp_path: Path) -> No
 def test_who_is_in_a_hurry_kills_at_once(tmp_path: Path) -> None:
     text = "trap '' INT TERM; echo up; while :; do sleep 0.05; done"
     helper = process.Helper(["sh", "-c", text], tmp_path / "o", tmp_path / "e", os.environ, tmp_path)
-    wait_for(tmp_path / "o")
-    began = time.monotonic()
-    helper.stop(signal.SIGINT, 60, lambda: time.monotonic() > began + 0.3)
+    until((tmp_path / "o").read_text)
+    began, asked = time.monotonic(), iter([False, True])
+    helper.stop(signal.SIGINT, 2 * LIMIT_S, lambda: next(asked, True))
     assert helper.killed
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < LIMIT_S

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import sample_report
 from cli import profrun, write_plan
 
 from orchestrator.errors import ReportError
-from orchestrator.report import json_schema, load, summary
+from orchestrator.model import StepRecord
+from orchestrator.report import json_schema, load, machine_facts, step_from, summary
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,10 @@ def test_the_contract_of_a_summary(folder: Path) -> None:
     wanted = {
         "run": {"id", "name", "started_at", "duration_s", "command", "cwd", "profrun_version"},
         "outcome": {"status", "exit_code", "target_exit_code", "target_signal", "reason"},
-        "environment": {"use", "status", "wanted", "before", "verified", "restored", "reason"},
+        "environment": {
+            *("use", "status", "wanted", "before", "verified", "restored", "reason"),
+            *("during", "after", "detail", "fix", "parts"),
+        },
         "passes": {"id", "collectors", "wall_s", "slowdown", "exit_code"},
         "captures": {
             *("id", "collector", "status", "reason", "tool", "command", "artifacts", "trust", "overhead_s"),
@@ -71,3 +76,26 @@ def test_what_is_no_summary_is_refused(tmp_path: Path, content: str | None, word
         (tmp_path / "summary.json").write_text(content)
     with pytest.raises(ReportError, match=words):
         load(tmp_path)
+
+
+def test_parts_of_a_step_survive_and_an_older_record_is_read(tmp_path: Path) -> None:
+    report = sample_report.build(tmp_path)
+    text = json.dumps(summary(report))
+    jsonschema.validate(json.loads(text), json_schema())
+    (tmp_path / "summary.json").write_text(text)
+    again = load(tmp_path).environment
+    assert [step.parts for step in again] == [step.parts for step in report.environment]
+    assert again[3].during == report.environment[3].during and again[4].fix == sample_report.SUDO
+    old = {"use": "env", "status": "applied", "wanted": {}, "before": None, "verified": None, "restored": None}
+    assert step_from({**old, "reason": None}) == StepRecord("env", "applied", {})
+
+
+def test_machine_json_has_the_settings_before_during_and_after(tmp_path: Path) -> None:
+    report = sample_report.build(tmp_path)
+    facts = json.loads(json.dumps(machine_facts(report)))
+    assert facts["hostname"] == "node-17" and "settings" not in report.machine
+    clocks = facts["settings"][3]
+    assert clocks["use"] == "gpu_clocks" and clocks["restored"] is True
+    assert clocks["during"][sample_report.UUIDS[0]]["graphics_mhz"]["median"] == 1530
+    first = {"name": "policy0 governor", "before": "powersave", "verified": "performance", "after": "powersave"}
+    assert facts["settings"][4]["parts"][0] == {**first, "restored": True}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from waiting import LIMIT_S
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -49,8 +50,13 @@ class World:
         self, script: str | Path, *words: str | bytes, cwd: Path | None = None, **env: str
     ) -> subprocess.CompletedProcess[bytes]:
         environment = {"PATH": str(self.bin), "CALLS": str(self.root / "calls"), **env}
-        path = self.root / "scripts" / script
-        return subprocess.run([path, *words], cwd=cwd or self.root, env=environment, capture_output=True, timeout=30)
+        return subprocess.run(
+            [self.root / "scripts" / script, *words],
+            cwd=cwd or self.root,
+            env=environment,
+            capture_output=True,
+            timeout=LIMIT_S,
+        )
 
 
 @pytest.fixture
@@ -142,7 +148,7 @@ def test_when_setup_fails_nothing_is_run(world: World) -> None:
 
 
 def test_setup_is_quick_and_silent_when_all_is_there(ready: World) -> None:
-    for tool in ("perf", "chromium"):
+    for tool in ("perf", "chromium", "sudo"):
         ready.program(tool)
     again = ready.run("setup", "--for-tests")
     assert (again.returncode, again.stdout, again.stderr) == (0, b"", b"")
@@ -228,6 +234,6 @@ def test_a_checkout_of_somebody_else_without_its_environment_is_refused(world: W
         if folder.stat().st_uid == 0 and str(folder).startswith("/tmp/pytest-of-"):
             folder.chmod(0o755)
     script = world.root / "scripts" / "profrun"
-    done = subprocess.run([script], env={"PATH": str(world.bin)}, user=65534, capture_output=True, timeout=30)
+    done = subprocess.run([script], env={"PATH": str(world.bin)}, user=65534, capture_output=True, timeout=LIMIT_S)
     assert done.returncode == 1
     assert b"can't write" in done.stderr and b"let its owner run scripts/setup" in done.stderr

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
-import time
+from types import SimpleNamespace
 
 import pytest
 
 from orchestrator import signals
 from orchestrator.signals import Signals
 
+now = SimpleNamespace(s=1000.0)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: now.s))
+
 
 def get(*numbers: int, apart_s: float = signals.TWINS_S + 0.02) -> None:
     for number in numbers:
-        os.kill(os.getpid(), number)
-        time.sleep(apart_s)
+        signal.raise_signal(number)
+        now.s += apart_s
 
 
 def test_what_is_held_is_only_noted() -> None:
@@ -34,7 +41,7 @@ def test_the_second_ends_profrun_with_its_number() -> None:
 def test_two_at_once_are_one_wish() -> None:
     """A closing terminal sends SIGHUP twice, `timeout` SIGTERM to the command and then to its group."""
     with Signals() as got:
-        get(signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, apart_s=0.005)
+        get(signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, apart_s=signals.TWINS_S - 0.02)
         assert got.received == (signal.SIGHUP,)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import jsonschema
 import pytest
 import yaml
 
+from orchestrator.dryrun import dry_run
+from orchestrator.env_steps.waiting import Waiting
+from orchestrator.machine import Machine
 from orchestrator.plan import Plan
 from orchestrator.planfile import plans
 from orchestrator.units import Times
@@ -152,3 +156,38 @@ def test_gpu_deep_adds_to_gpu_quick() -> None:
     quick, deep = _uses("gpu-quick"), _uses("gpu-deep")
     assert sorted({*deep} - {*quick}) == ["ncu", "strace", "torch"]
     assert {*quick} <= {*deep}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_the_night_sets_anything_on_the_machine(name: str) -> None:
+    """The others look, wait minutes at most, and set what ends with the program; and none insists on anything."""
+    setting = {"cpu_frequency", "gpu_clocks", "drop_caches", "shell", "affinity"}
+    steps = load(name).environment
+    assert {step.use for step in steps} & setting == ({"cpu_frequency", "gpu_clocks"} if name == "night" else set())
+    assert all(step.on_fail != "fail" for step in steps)
+    waits = [step.wait for step in steps if isinstance(step, Waiting)]
+    assert max(waits, default=0) <= (1800 if name == "night" else 300)
+    assert not any(waits) or name in ("gpu-deep", "night")
+
+
+def test_the_first_look_on_the_cpu_is_a_short_one() -> None:
+    (step,) = load("cpu-quick").environment
+    assert (step.use, step.model_dump()["over"]) == ("cpu_idle", "500ms")
+    assert load("cpu-deep").environment == load("cpu-quick").environment
+
+
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    """Probes each tool once."""
+    return Machine()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_template_can_be_looked_at_before_it_runs(name: str, machine: Machine, tmp_path: Path) -> None:
+    short = [f"environment.{step.use}.over=10ms" for step in load(name).environment if hasattr(step, "over")]
+    plan = plans.load(plans.find(name), short)
+    pids = (os.getpid(),) if name == "attach" else ()
+    told = dry_run(plan, () if pids else ("true",), machine, tmp_path, (pids, None))
+    assert [planned.id for planned, _ in told.passes][:1] == ["p01"]
+    assert {step.use for step, _ in told.found.steps} == {step.use for step in plan.environment}
+    assert "its checks failed" not in told.text()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -57,7 +56,8 @@ class Monitor(Collector):
 
     def tool(self, machine: Machine) -> Tool:
         """The sampler is profrun's own; the tool is what it asks where NVML does not answer."""
-        return machine.tool(_SMI) if self.gpus else Tool(_SMI.name, None)
+        path = machine.find(_SMI) if self.gpus else None
+        return Tool(_SMI.name, path, machine.gpu_look.driver if path else None)
 
     def checks(self, machine: Machine) -> list[Check]:
         what = [
@@ -70,18 +70,16 @@ class Monitor(Collector):
         return [found, *([self._gpu_check(machine)] if self.gpus else [])]
 
     def _gpu_check(self, machine: Machine) -> Check:
-        """What can be foreseen: to ask the driver itself is left to the sampler, as it may never answer."""
-        smi = self.tool(machine).path
-        if machine.read("proc/driver/nvidia/version") is None and not machine.gpus:
-            said = "no NVIDIA driver answers here: no GPU is sampled"
+        """What can be foreseen, from the one look that profrun takes anyhow."""
+        found = machine.gpu_look
+        if not found.gpus:
+            said = f"no GPU is sampled: {found.why_not or 'there is none'}"
             fix = "set gpus: false where there is none" if self.gpus is True else None
             return Check(self.use, "warn" if self.gpus is True else "ok", said, fix)
-        if find_spec("pynvml"):
+        if found.through == "NVML":
             return Check(self.use, "ok", "GPUs through NVML")
         fix = f"{sys.executable} -m pip install {_BINDINGS}"
-        if smi:
-            return Check(self.use, "ok", f"GPUs through {smi}; PCIe traffic needs {_BINDINGS}", fix)
-        return Check(self.use, "warn", f"no GPU is sampled: neither {_BINDINGS} nor nvidia-smi is here", fix)
+        return Check(self.use, "ok", f"GPUs through nvidia-smi; PCIe traffic needs {_BINDINGS}", fix)
 
     def launch(self, job: Job) -> Launch:
         when: When = "window" if job.window else "start" if job.pids else "gate"

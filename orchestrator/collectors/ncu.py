@@ -236,10 +236,14 @@ class Ncu(Collector):
         )
 
     def _clocks(self, job: Job) -> str:
-        """Two that lock the clocks would work against one another."""
+        """Two that lock the clocks would work against one another, and ncu's end would undo the plan's lock: one of the
+        graphics clock counts, also where another part of the step did not work. Before the run there are no parts."""
         if self.clock_control != "auto":
             return self.clock_control
-        return "none" if "gpu_clocks" in job.facts.get("environment", ()) else "base"
+        steps = job.facts.get("environment", ())
+        parts = [step for step in steps if step.startswith("gpu_clocks: ")]
+        locked = any("graphics" in part or "applications" in part for part in parts) if parts else "gpu_clocks" in steps
+        return "none" if locked else "base"
 
     def _what(self) -> tuple[str, ...]:
         """What to collect of a kernel."""

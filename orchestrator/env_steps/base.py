@@ -85,5 +85,5 @@ class Step(BaseModel):
 
         `started` is what is known of that process: environ (as it started; None inside: not set; None: unknown), argv,
         in_force (is what profrun adds to a Python active there?), why_not, seeds (`Seeds.read_back`, or None),
-        ended (has it come to Python's own end, at which that is read?)."""
+        ended (has it come to Python's own end, at which that is read?), and cpus, nice, personality (None: unknown)."""
         return {}, None

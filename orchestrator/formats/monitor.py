@@ -16,6 +16,7 @@ from typing import Any
 from orchestrator.errors import ParseError
 from orchestrator.model import Metric
 from orchestrator.tables import Table
+from orchestrator.visible import VARIABLE, Visible, visible
 
 FORMAT = "profrun-monitor/1"
 
@@ -185,7 +186,7 @@ class _Reading:
         elif "environment" in line:
             self._gpus.environment = line["environment"]
         elif "devices" in line:
-            self._gpus.devices, self._gpus.through = line["devices"], line["through"]
+            self._gpus.see(line)
         elif "note" in line:
             self._said.append(line["note"])
         elif "end" in line:
@@ -236,18 +237,18 @@ class _Reading:
     # ------------------------------------------------------------ what it comes to
 
     def result(self) -> Samples:
-        visible = self._gpus.visible()
+        chosen = self._gpus.visible()
         self._add_throttling()
-        if visible is not None and (self._rows.time_ns or self._since_ns):
+        if chosen is not None and (self._rows.time_ns or self._since_ns):
             for device in self._gpus.devices:
                 at = self._since_ns or self._rows.time_ns[0]
-                self._rows.add(at, "gpu", device["uuid"], "visible_to_target", float(device["uuid"] in visible))
+                self._rows.add(at, "gpu", device.uuid, "visible_to_target", float(device.uuid in chosen))
         never = {key: t for key, t in self._unknown.items() if key not in self._known}
         for (source, subject, metric), t in never.items():
             self._rows.add(t, source, subject, metric, None)
         error_ns = max(self._reading_ns, default=None)
         table = Table("samples", vars(self._rows), "epoch", error_ns, self._cut)
-        metrics = {name: metric for name, metric in self._figures(visible) if metric.n}
+        metrics = {name: metric for name, metric in self._figures(chosen) if metric.n}
         return Samples(table, metrics, tuple(self._notes(never, metrics)), self._damage(), self._gpus_read())
 
     def _add_throttling(self) -> None:
@@ -260,13 +261,13 @@ class _Reading:
                 if ever[uuid] & bit:
                     self._rows.add(t, "gpu", uuid, f"throttle_{name}", float(bool(mask & bit)))
 
-    def _figures(self, visible: frozenset[str] | None) -> Iterator[tuple[str, Metric]]:
+    def _figures(self, chosen: frozenset[str] | None) -> Iterator[tuple[str, Metric]]:
         of = self._rows.of
         yield "tree_cpu_pct", _mean(of("tree", "cpu_pct"), "%")
         yield "tree_rss_peak_bytes", _peak(of("tree", "rss_bytes"), "bytes")
         yield "host_cpu_pct", _mean(of("host", "cpu_pct"), "%")
-        yield "gpu_util_pct", _mean(of("gpu", "gpu_util_pct", visible), "%")
-        yield "gpu_memory_peak_bytes", _peak(of("gpu", "memory_used_bytes", visible), "bytes")
+        yield "gpu_util_pct", _mean(of("gpu", "gpu_util_pct", chosen), "%")
+        yield "gpu_memory_peak_bytes", _peak(of("gpu", "memory_used_bytes", chosen), "bytes")
         yield "monitor_cpu_pct", _mean(of("monitor", "cpu_pct"), "%")
 
     def _gpus_read(self) -> int:
@@ -375,53 +376,55 @@ class _TreeView:
             yield f"processes of the target: {shown}{more}"
 
 
+@dataclass(frozen=True)
+class _Device:
+    """A GPU as the sampler has found it."""
+
+    index: int
+    uuid: str
+    name: str | None
+    mig_uuids: tuple[str, ...] = ()
+
+
 @dataclass
 class _Gpus:
     """The GPUs, and which of them the target may use."""
 
-    devices: Sequence[Mapping[str, Any]] = ()
+    devices: Sequence[_Device] = ()
     through: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def wanted(self) -> str | None:
-        return self.environment.get("CUDA_VISIBLE_DEVICES")
+    def see(self, line: Mapping[str, Any]) -> None:
+        self.devices = [_Device(int(d["index"]), d["uuid"], d["name"]) for d in line["devices"]]
+        self.through = line["through"]
 
     def visible(self) -> frozenset[str] | None:
-        """Those that CUDA_VISIBLE_DEVICES leaves, by UUID, as CUDA reads it (CUDA C++ Programming Guide, environment
-        variables): up to the first that is none. None where it is unset, or can't be told from outside."""
-        if self.wanted is None or not self.devices:
+        """Those that CUDA shows the target, by UUID. None where that is not restricted, or can't be told from
+        outside."""
+        if VARIABLE not in self.environment or not self.devices:
             return None
-        found: list[str] = []
-        for entry in (word.strip() for word in self.wanted.split(",")):
-            if entry.startswith("MIG-") or (entry.isdigit() and not self._numbered()):
-                return None
-            hits = [d["uuid"] for d in self.devices if _is(entry, d)]
-            if len(hits) != 1:
-                break
-            found += hits
-        return frozenset(found)
+        seen = self._seen()
+        return frozenset(self.devices[place].uuid for place in seen.places) if seen.sure else None
 
-    def _numbered(self) -> bool:
-        """Whether CUDA numbers them as the driver does: unless it was told to, it puts the fastest first."""
-        in_order = self.environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-        return in_order or len({device["name"] for device in self.devices}) == 1
+    def _seen(self) -> Visible:
+        """The sampler does not ask for parts of GPUs: where they are named, nothing is known."""
+        seen = visible(self.devices, self.environment)
+        return replace(seen, sure=seen.sure and "MIG-" not in self.environment.get(VARIABLE, ""))
 
     def notes(self) -> Iterator[str]:
         if not self.devices:
             return
-        shown = ", ".join(f"{d['index']:.0f} {d['name']} ({d['uuid']})" for d in self.devices)
+        shown = ", ".join(f"{d.index} {d.name} ({d.uuid})" for d in self.devices)
         yield f"GPUs, through {self.through}: {shown}"
-        if self.wanted is None:
+        if VARIABLE not in self.environment:
             return
-        visible, asked = self.visible(), f"CUDA_VISIBLE_DEVICES={self.wanted}"
-        if visible is None:
-            yield f"{asked}: which GPUs that is can't be told from outside: set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        seen, asked = self._seen(), f"{VARIABLE}={self.environment[VARIABLE]}"
+        numbered = (
+            f"{number} is GPU {self.devices[place].index} ({self.devices[place].uuid})"
+            for number, place in enumerate(seen.places)
+        )
+        if not seen.sure:
+            yield f"{asked}: which GPUs that is can't be told from outside"
         else:
-            yield f"{asked}: the target sees {', '.join(sorted(visible)) or 'none of them'}"
-
-
-def _is(entry: str, device: Mapping[str, Any]) -> bool:
-    if entry.isdigit():
-        return int(entry) == int(device["index"])
-    return entry.startswith("GPU-") and str(device["uuid"]).startswith(entry)
+            yield f"{asked}: the target's {', '.join(numbered)}" if seen.places else f"{asked}: it sees none of them"
+        yield from seen.notes

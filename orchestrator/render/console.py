@@ -12,8 +12,8 @@ from signal import Signals
 from typing import TYPE_CHECKING, TextIO
 
 from orchestrator import redact
-from orchestrator.model import HARMLESS, USABLE, Capture, Check, Metric, Pass, PassRecord
-from orchestrator.render import stepping, view
+from orchestrator.model import HARMLESS, IN_FORCE, USABLE, Capture, Check, Metric, Pass, PassRecord, StepRecord
+from orchestrator.render import environment, stepping, view
 from orchestrator.units import show_bytes, show_duration
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Console:
         self._shown_at = 0.0
         self._live_line = False
         self._amid_line = False
+        self._waited = ""
         self.logged: list[str] = []
 
     # ------------------------------------------------------------ a run
@@ -57,9 +58,43 @@ class Console:
             self._line(f"{shim} is a version manager's shim; {run.target.exe} is run")
         if interpreter:
             self._line(f"target: {interpreter}")
+        told_later = [check for _, own in checks.steps for check in own if check.verdict in ("missing", "blocked")]
         for check in checks.every():
-            if check.verdict != "ok":
+            if check.verdict != "ok" and check not in told_later:
                 self.warn(check_words(check))
+
+    def waits(self, text: str) -> None:
+        """An environment step, named up to the first colon, waits: a live line, or elsewhere one line for the step."""
+        step = text.partition(":")[0]
+        if self._live and self._moves():
+            self._show(text)
+        elif not self._live and self._waited != step:
+            self._line(text)
+        self._waited = step
+
+    def step_ends(self, record: StepRecord) -> None:
+        """One line for an environment step: what has become of it, and why it is not what was asked for."""
+        self._waited = ""
+        status, about = environment.status(record), environment.outline(record)
+        tone = {"good": "good", "warn": "weak", "bad": "bad"}[view.tone(record.status)]
+        lines = (
+            f"environment   {record.use:{LABEL + 1}} {word}" + (f"  {about}" if about else "")
+            for word in (status, self._paint(tone, status))
+        )
+        amiss = record.status not in IN_FORCE
+        self._line(*lines, always=amiss)
+        if record.fix and amiss:
+            self._line(f"  next: {record.fix}", always=True)
+
+    def put_back(self, records: Sequence[StepRecord]) -> None:
+        """The end of the environment: the machine is as it was, or what is left and the command that mends it."""
+        left = [record for record in records if record.restored is False]
+        for record in left:
+            self.warn(f"NOT put back: {record.use}" + (f": {record.reason}" if record.reason else ""))
+        if left:
+            self.warn(f"  next: {environment.RESTORE}")
+        elif any(record.restored for record in records):
+            self._line("environment   machine put back")
 
     def pass_begins(self, planned: Pass, expected_s: float | None) -> None:
         who = "+".join(member.use for member in planned.members)

@@ -11,7 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from orchestrator.render import charts, gpu, kernels, memory, operators, pagedata, samples, stepchart, stepping, view
+from orchestrator.render import (
+    charts,
+    environment,
+    gpu,
+    kernels,
+    memory,
+    operators,
+    pagedata,
+    samples,
+    stepchart,
+    stepping,
+    view,
+)
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -53,6 +65,8 @@ def render(report: Report) -> str:
         flames=pagedata.flames(report),
         grids=pagedata.grids(report),
         facts=view.facts(report.machine),
+        environment=environment.told(report),
+        environment_rows=environment.rows(report),
         files=_files(report),
         raw=[artifact for capture in report.captures for artifact in capture.artifacts],
         versions=_versions(report),
@@ -130,7 +144,7 @@ def _anchors(report: Report) -> Mapping[str, str]:
     """Where captures and what findings call tables stand in the page; names of captures may hold anything."""
     captures = {capture.id: f"capture-{i}" for i, capture in enumerate(report.captures, 1)}
     return (
-        {"metrics": "timing", "passes": "passes"}
+        {"metrics": "timing", "passes": "passes", "environment": "environment"}
         | captures
         | {name: f"table-{name}" for name in view.TABLES if name in report.tables}
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.model import USABLE
-from orchestrator.render import gpu, kernels, memory, operators, samples, stepping, view
+from orchestrator.render import environment, gpu, kernels, memory, operators, samples, stepping, view
 
 if TYPE_CHECKING:
     import pandas
@@ -316,19 +316,35 @@ def _machine(report: Report) -> Iterator[str]:
 
 
 def _environment(report: Report) -> Iterator[str]:
-    head = ("Step", "Status", "Wanted", "Before", "Verified", "Restored", "Reason")
-    rows = [
-        (
-            *(s.use, view.words(s.status)),
-            *(_text(text) for text in (view.settings(s.wanted), view.plain(s.before), view.plain(s.verified))),
-            *(view.restored(s), escape(s.reason or "")),
-        )
-        for s in report.environment
-    ]
-    nothing = (
-        "Nothing: no plan made this report." if report.run.imported else "The plan changed nothing on this machine."
-    )
-    yield from _section("Environment", head, rows, nothing)
+    """Whether the machine was as the plan wants it, and of each step what it found and did, in a line a setting."""
+    yield from ("## Environment", "")
+    for told in environment.told(report):
+        yield from ((f"**{escape(told.text)}**" if report.environment else escape(told.text)), "")
+    for row in environment.rows(report):
+        wanted = f"; wanted: {escape(view.short(row.wanted, NAME))}" if row.wanted else ""
+        yield f"- **{escape(row.use)}** {escape(row.status)}, {row.put_back}{wanted}"
+        yield from (f"  - {escape(line)}" for line in _step(row))
+
+
+def _step(row: environment.Row) -> Iterator[str]:
+    if row.reason:
+        yield row.reason
+    if row.fix:
+        yield f"next: {row.fix}"
+    for s in row.settings:
+        wish = f" (wanted {s.wanted})" if s.wanted and s.wanted != s.set else ""
+        status = s.status if s.status != row.status or not s.readable else ""
+        said = ", ".join(text for text in (f"{s.course}{wish}", status) if text)
+        yield f"{s.name}: {said}" + (f": {s.reason}" if s.reason else "")
+    for moment, found in row.moments:
+        if moment != "wanted":
+            pairs = (f"{label} {text or view.UNKNOWN}".strip() for label, text in found)
+            yield view.short(f"{moment}: {', '.join(pairs)}", 3 * NAME)
+    for seen in row.seen:
+        for cells in seen.rows[:ROWS]:
+            yield f"{seen.name}: " + ", ".join(
+                f"{column} {cell or view.UNKNOWN}" for column, cell in zip(seen.columns, cells, strict=True)
+            )
 
 
 def _text(text: str | None) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator import units
-from orchestrator.model import IMPORT, USABLE, Capture, Exit, Metric, PassRecord, Process, StepRecord, Trust
+from orchestrator.model import IMPORT, USABLE, Capture, Exit, Metric, PassRecord, Process, Trust
 
 if TYPE_CHECKING:
     import pandas
@@ -128,8 +128,9 @@ def attached(report: Report) -> bool:
 
 
 def _costliest(report: Report) -> str | None:
-    """The first finding that matters, with its price."""
-    first = next((f for f in report.findings if f.severity in ("critical", "major")), None)
+    """The first finding that matters, with its price. What casts doubt on figures does not take their place."""
+    grave = (f for f in report.findings if f.severity in ("critical", "major"))
+    first = next((f for f in grave if f.severity == "critical" or f.category != "environment"), None)
     if first is None:
         return None
     price = f" ({first.cost_pct:.3g} % of {first.of})" if first.cost_pct is not None and first.of else ""
@@ -404,13 +405,6 @@ def tool(capture: Capture) -> str:
     if found and found.path:
         return f"{found.name} {found.version or '(version unknown)'}"
     return "no tool needed" if found else "not started"
-
-
-def restored(step: StepRecord) -> str | None:
-    """Whether a setting was put back."""
-    if step.restored is None:
-        return None if step.status in ("applied", "clamped", "drifted") else "nothing to restore"
-    return "restored" if step.restored else "not restored"
 
 
 def drifted(report: Report) -> list[str]:

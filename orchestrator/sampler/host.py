@@ -7,6 +7,8 @@ import os
 from orchestrator.sampler.log import Number
 from orchestrator.sampler.proc import names, numbers, read
 
+MOST_CLOCKS = 32
+"""Of so many cores the clock is read: some kernels take 10 µs for one."""
 _SECTOR_BYTES = 512
 """The unit of /proc/diskstats, whatever the disk's own."""
 
@@ -18,6 +20,7 @@ class Host:
     def __init__(self) -> None:
         self._disks = _with_device("/sys/block")
         self._nets = _with_device("/sys/class/net") or {*names("/sys/class/net")} - {"lo"}
+        self._last: dict[str, list[int]] = {}
 
     def read(self) -> tuple[list[Number], dict[str, list[Number]]]:
         """The columns of `host`, and by processor those of `core`."""
@@ -25,11 +28,27 @@ class Host:
         lines = [line.split() for line in stat.splitlines() if line.startswith("cpu")]
         total, *cores = ([int(x) for x in line[1:9]] for line in lines)
         user, nice, system, _, iowait, irq, softirq, steal = total
+        busy = {line[0][3:]: _busy(times) for line, times in zip(lines[1:], cores, strict=True)}
+        clocks = self._clocks(busy)
         return [
             user + nice, system + irq + softirq, iowait, steal, *_busy(total),
             *numbers(stat, ("ctxt", "processes", "procs_running", "procs_blocked")),
             *_memory(), *self._traffic(), *_pressure(),
-        ], {line[0][3:]: _busy(times) for line, times in zip(lines[1:], cores, strict=True)}  # fmt: skip
+        ], {core: [*ticks, clocks.get(core)] for core, ticks in busy.items()}  # fmt: skip
+
+    def _clocks(self, busy: dict[str, list[int]]) -> dict[str, Number]:
+        """MHz of the cores that were busy half of the time or more: an idle one's clock says nothing, and to read it
+        may wake it."""
+        last, self._last = self._last, busy
+        grown = {
+            core: [now - was for now, was in zip(busy[core], last[core], strict=True)]
+            for core in busy.keys() & last.keys()
+        }
+        chosen = sorted((c for c, (active, every) in grown.items() if every and 2 * active >= every), key=int)
+        texts = {
+            core: read(f"/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq") for core in chosen[:MOST_CLOCKS]
+        }
+        return {core: int(text) / 1000 for core, text in texts.items() if text.strip().isdigit()}
 
     def _traffic(self) -> list[Number]:
         """Bytes since the start: read from and written to disks, received from and sent to the net."""
@@ -44,7 +63,7 @@ def _with_device(folder: str) -> set[str]:
     return {name for name in names(folder) if os.path.exists(f"{folder}/{name}/device")}  # noqa: PTH110
 
 
-def _busy(times: list[int]) -> list[Number]:
+def _busy(times: list[int]) -> list[int]:
     """Ticks in which a processor did something (a host that stole it included), and all ticks."""
     user, nice, system, idle, iowait, irq, softirq, steal = times
     busy = user + nice + system + irq + softirq + steal

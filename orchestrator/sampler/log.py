@@ -19,7 +19,7 @@ COLUMNS = {
         "disk_read_bytes", "disk_write_bytes", "net_receive_bytes", "net_send_bytes",
         "cpu_some_us", "io_some_us", "io_full_us", "memory_some_us", "memory_full_us",
     ),
-    "core": ("busy_ticks", "all_ticks"),
+    "core": ("busy_ticks", "all_ticks", "clock_mhz"),
     "process": (
         "cpu_ns", "waited_ns", "rss_bytes", "threads", "children", "read_bytes", "write_bytes", "disk_read_bytes",
         "disk_write_bytes", "voluntary_switches", "involuntary_switches", "minor_faults", "major_faults",

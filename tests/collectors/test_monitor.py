@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from orchestrator.collectors.monitor import Monitor
 from orchestrator.errors import ParseError
+from orchestrator.gpus import Gpu, Look
 from orchestrator.model import Artifact, Beside, Capture, Job, Target, Tool, Window
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "monitor"
@@ -30,8 +31,8 @@ def beside(collector: Monitor, smi: str | None = None, **more: Any) -> Beside:
     return only
 
 
-def machine(files: Mapping[str, str], smi: str | None = None, gpus: tuple[Any, ...] = ()) -> Any:
-    return SimpleNamespace(read=files.get, gpus=list(gpus), tool=lambda probe: Tool(probe.name, smi))
+def machine(files: Mapping[str, str], found: Look) -> Any:
+    return SimpleNamespace(read=files.get, gpu_look=found, find=lambda probe: None)
 
 
 # ---------------------------------------------------------------- options
@@ -83,29 +84,30 @@ def test_options_reach_the_sampler() -> None:
 # ---------------------------------------------------------------- what it foresees
 
 
-DRIVER = {"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX", "proc/pressure/cpu": "some avg10=0.00"}
+PRESSURE = {"proc/pressure/cpu": "some avg10=0.00"}
+NO_GPU = Look(why_not="no NVIDIA driver is here")
 
 
 def test_without_a_gpu_all_else_is_sampled() -> None:
-    found = monitor().checks(machine({}))
+    found = monitor().checks(machine({}, NO_GPU))
     assert [check.verdict for check in found] == ["ok", "ok"]
     assert "pressure" not in found[0].message and "no NVIDIA driver" in found[1].message
-    assert "pressure" in monitor().checks(machine(DRIVER))[0].message
-    assert [check.verdict for check in monitor(gpus=True).checks(machine({}))] == ["ok", "warn"]
-    assert len(monitor(gpus=False).checks(machine({}))) == 1
+    assert "pressure" in monitor().checks(machine(PRESSURE, NO_GPU))[0].message
+    assert [check.verdict for check in monitor(gpus=True).checks(machine({}, NO_GPU))] == ["ok", "warn"]
+    assert len(monitor(gpus=False).checks(machine({}, NO_GPU))) == 1
 
 
-def test_how_the_gpus_will_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def last(here: Any) -> tuple[str, str]:
-        check = monitor().checks(here)[-1]
-        return check.verdict, check.message
-
-    monkeypatch.setattr("orchestrator.collectors.monitor.find_spec", lambda name: object())
-    assert last(machine(DRIVER)) == ("ok", "GPUs through NVML")
-    monkeypatch.setattr("orchestrator.collectors.monitor.find_spec", lambda name: None)
-    assert last(machine(DRIVER))[0] == "warn"
-    verdict, message = last(machine({}, "/usr/bin/nvidia-smi", ({"uuid": "GPU-1"},)))
-    assert verdict == "ok" and message.startswith("GPUs through /usr/bin/nvidia-smi")
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (Look((Gpu(0, "GPU-1"),), "NVML"), "GPUs through NVML"),
+        (Look((Gpu(0, "GPU-1"),), "nvidia-smi"), "GPUs through nvidia-smi; PCIe traffic needs nvidia-ml-py"),
+        (Look(why_not="no answer in 10 s", silent=True), "no GPU is sampled: no answer in 10 s"),
+    ],
+)
+def test_how_the_gpus_will_be_asked(found: Look, message: str) -> None:
+    check = monitor().checks(machine({}, found))[-1]
+    assert (check.verdict, check.message) == ("ok", message)
 
 
 # ---------------------------------------------------------------- what it makes of the file

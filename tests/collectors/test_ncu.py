@@ -101,6 +101,10 @@ def test_kernel_replay_leaves_out_what_waits_for_other_gpus(options: dict[str, A
     [
         ("auto", (), "base"),
         ("auto", ("seeds", "gpu_clocks"), "none"),
+        ("auto", ("gpu_clocks: GPU 0 persistence", "gpu_clocks: GPU 0 graphics"), "none"),
+        ("auto", ("gpu_clocks: GPU 0 applications' clocks",), "none"),
+        ("auto", ("gpu_clocks", "gpu_clocks: GPU 0 persistence"), "base"),
+        ("auto", ("gpu_clocks: GPU 0 persistence", "gpu_clocks: GPU 0 memory"), "base"),
         ("base", ("gpu_clocks",), "base"),
         ("none", (), "none"),
     ],

@@ -7,7 +7,6 @@ import csv
 import re
 import resource
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +270,7 @@ DEEDS = [
     ("os.abort()", "is a damaged report of ncu: NVIDIA's reader was killed by SIGABRT"),
     ("os.kill(os.getpid(), 11)", "is a damaged report of ncu: NVIDIA's reader was killed by SIGSEGV"),
     ("os._exit(3)", r"is a damaged report of ncu: NVIDIA's reader ended early \(.*library\)"),
-    ("time.sleep(60)", "can't be read: NVIDIA's reader: no answer in 1 s"),
+    ("time.sleep(600)", "can't be read: NVIDIA's reader: no answer in 1 s"),
 ]
 
 
@@ -279,7 +278,8 @@ DEEDS = [
 def test_the_death_of_the_reader_is_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deed: str, said: str
 ) -> None:
-    monkeypatch.setattr(ncu_rep, "_TIME_S", 1.0)
+    if "sleep" in deed:
+        monkeypatch.setattr(ncu_rep, "_TIME_S", 1.0)
     with pytest.raises(ParseError, match=said):
         read_with(tmp_path, monkeypatch, deed, first=1)
 
@@ -299,7 +299,9 @@ def test_its_memory_is_limited_and_what_it_prints_does_no_harm(tmp_path: Path, m
     assert len(content.tables[0]) == 1
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     file=st.sampled_from(["2022.3.0_rtx3070_vecadd.ncu-rep", "2025.2.1_rtx5060ti_2kernels.ncu-rep"]),
     changes=st.lists(st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=40)), min_size=1, max_size=20),
@@ -314,11 +316,9 @@ def test_damaged_reports_give_tables_or_a_reason(
     path = tmp_path / "x.ncu-rep"
     path.write_bytes(data)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    started = time.monotonic()
     try:
         for table in ncu.read(path).tables:
             tables.arrow(table.name, [table.with_capture("x")])
     except ParseError as error:
-        assert str(error).startswith("x.ncu-rep ")
-    assert time.monotonic() - started < 20
+        assert str(error).startswith("x.ncu-rep ") and "no answer" not in str(error)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000

@@ -280,7 +280,9 @@ LINES = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(lines=st.lists(LINES, max_size=12), noise=st.binary(max_size=20), packed=st.booleans())
 def test_any_text_gives_tables_or_a_reason(page: Path, lines: list[str], noise: bytes, packed: bool) -> None:
     data = "".join(lines).encode("utf-8", "replace")

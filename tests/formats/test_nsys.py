@@ -227,7 +227,7 @@ def test_equal_to_the_nsys_that_is_installed(exports: Path, tmp_path: Path, file
     copy = Path(shutil.copy(exports / f"{file}.sqlite", tmp_path / "report.sqlite"))
     copy.chmod(0o600)
     argv = ["nsys", "stats", "--format", "csv", "--force-export=false", "--report", ",".join(REPORTS), str(copy)]
-    said = subprocess.run(argv, capture_output=True, text=True, timeout=60).stdout
+    said = subprocess.run(argv, capture_output=True, text=True, timeout=120).stdout
     content = nsys.read(exports / f"{file}.sqlite")
     compared = 0
     for report, (name, count, label) in REPORTS.items():

@@ -141,7 +141,7 @@ def test_without_work_there_is_nothing_to_say(shared: Path, name: str) -> None:
 def reported(path: Path, *command: str) -> Rows:
     """What nsys prints as CSV of a copy of the export (it writes into it)."""
     done = subprocess.run(
-        ["nsys", *command, "-f", "csv", str(path)], capture_output=True, text=True, timeout=60, check=True
+        ["nsys", *command, "-f", "csv", str(path)], capture_output=True, text=True, timeout=120, check=True
     )
     return list(csv.DictReader(io.StringIO(done.stdout.partition("...")[2].lstrip())))
 
@@ -350,7 +350,7 @@ def test_only_the_longest_gaps_are_kept(export: Callable[..., Path]) -> None:
 NUMBER = st.none() | st.integers(-3, 60) | st.sampled_from((-(2**63), 2**63 - 1, 2**40, PID[4711], PID[4711] + 1))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.data())
 def test_whatever_the_rows_hold_only_a_parse_error_escapes(export: Callable[..., Path], data: st.DataObject) -> None:
     content = {

@@ -21,47 +21,63 @@ FLOORS = (
     "cli",
     "commands",
     "dryrun importing",
-    "runner doctor",
-    "collect environment normalise outcome picks planfile.plans preflight resolve",
+    "runner doctor knobs",
+    "doctor.*",
+    "collect environment guard normalise outcome picks planfile.plans preflight resolve",
     "live planfile.messages planfile.schema repeatable told",
     "diagnose imported plan",
     "registry",
     "collectors.* diagnose.* env_steps.* render.*",
-    "collectors.base env_steps.base report",
-    "formats.ncu formats.ncu_rep machine",
-    "gpus",
+    "env_steps.waiting",
+    "keeper restoring",
+    "journal",
+    "cgroups changes locks",
+    "collectors.base env_steps.base privileged report",
+    "formats.ncu formats.ncu_rep kernel machine",
+    "cpufreq gpus neighbours",
     "folder formats.* inside planfile.fields planfile.source process redact sampler.* signals standalone.* stdio",
-    "planfile planfile.tree stats steps tables units",
+    "names planfile planfile.tree stats steps tables units visible",
     "model",
     "errors inject inject.*",
 )
 """The house from the roof down. A module may import what lies on the floors below its own."""
 
-SHARED_ROOMS = ("formats", "inject", "render", "sampler")
+SHARED_ROOMS = ("doctor", "formats", "inject", "render", "sampler")
 """Rooms whose files may import one another; those of all other rooms may not."""
 
-STAND_ALONE = ("standalone.lives", "standalone.ncu_rep", "standalone.seize")
+STAND_ALONE = (
+    "standalone.keeper",
+    "standalone.lives",
+    "standalone.ncu_rep",
+    "standalone.nvml",
+    "standalone.roothelper",
+    "standalone.seize",
+)
 """Files that are run on their own, by any Python: nothing but the standard library."""
 
-STAND_ALONE_MAY_TRY = {"standalone.ncu_rep": {"ncu_report"}}
-"""NVIDIA's package can end the process that it reads a damaged file in: it is never loaded into profrun's own."""
+STAND_ALONE_MAY_TRY = {"standalone.ncu_rep": {"ncu_report"}, "standalone.nvml": {"pynvml"}}
+"""NVIDIA's packages can end the process that they work in, or never come back: neither is loaded into profrun's own."""
 
 SAMPLER_MAY_TRY = {"pynvml"}
 """The sampler is a program of its own, and profrun's own Python runs it: it may look for NVIDIA's bindings there."""
 
-STARTS_PROCESSES = {"process", "sampler.gpus"}
-"""The second is no part of profrun's own process: nvidia-smi has to die with the sampler that reads it."""
+STARTS_PROCESSES = {"process", "sampler.gpus", "standalone.roothelper"}
+"""Only the first is part of profrun's own process: nvidia-smi has to die with the sampler that reads it, and the root
+helper becomes it."""
 
 WRITES_FILES = {
     "folder": "the report folder, scratch space and everything else that is profrun's own",
     "process": "the answers of short commands",
     "machine": "settings of the host",
+    "journal": "what a run changes on the machine, and puts back",
+    "locks": "who holds a GPU or a CPU policy",
     "live": "the logs of a pass in its scratch space",
     "stdio": "stdin, kept for the passes to come",
     "runner": "the outputs of an earlier attempt, set aside",
     "commands": "the log of a bug",
     "sampler.log": "its samples, as they are taken",
     "inside": "the settings of our part inside the target's Python",
+    "standalone.roothelper": "settings of the host, as root, and the place that all users share",
     "inject.bell": "a FIFO for an answer, from inside the target",
     "inject.diary": "the diary of a process of the target",
     "inject.mapped": "its steps and ranges",
@@ -191,7 +207,7 @@ registry.rules()
 def loaded_by(code: str, *words: str) -> set[str]:
     """The packages that are loaded when a program has run."""
     argv = [sys.executable, "-c", code + "\nprint()\nprint(*sys.modules)", *words]
-    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.splitlines()[-1].split())
 
@@ -240,7 +256,7 @@ def writes(tree: ast.AST) -> bool:
 def opens_to_write(name: str, call: ast.Call) -> bool:
     """open(path, "w"), path.open("ab"), os.open(path, ... O_CREAT ...)."""
     if name == "os.open":
-        return "O_CREAT" in ast.unparse(call)
+        return any(flag in ast.unparse(call) for flag in ("O_CREAT", "O_TRUNC"))
     words = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
     modes = [word.value for word in words if isinstance(word, ast.Constant) and isinstance(word.value, str)]
     return name.split(".")[-1] == "open" and any(re.fullmatch(r"[rbt]*[wax+][wax+bt]*", mode) for mode in modes)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,41 @@ import pytest
 
 from orchestrator.errors import ParseError
 from orchestrator.formats import injected
-from orchestrator.inject import around, mapped
+from orchestrator.inject import around, mapped, steps
 from orchestrator.inject.steps import INFERENCE, TRAIN, Steps
 
 DATA, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD, CHECKPOINT, EVALUATION = range(7)
+EPOCH_NS = 1_700_000_000_000_000_000
+
+
+@dataclass
+class Clock:
+    """Time that goes on only when a test says so."""
+
+    now_ns: int = 5_000_000_000
+    cpu_ns: int = 700_000_000
+
+    def go_on(self, ns: int, cpu_ns: int = 0) -> None:
+        self.now_ns += ns
+        self.cpu_ns += cpu_ns
 
 
 @pytest.fixture
-def counted(tmp_path: Path) -> Steps:
-    counted = Steps(str(tmp_path / "1.0.steps"), 3)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(steps, "perf_counter_ns", lambda: clock.now_ns)
+    monkeypatch.setattr(steps, "process_time_ns", lambda: clock.cpu_ns)
+    monkeypatch.setattr(steps, "time_ns", lambda: EPOCH_NS + clock.now_ns)
+    return clock
+
+
+@pytest.fixture
+def counted(tmp_path: Path, clock: Clock) -> Steps:
+    return begun(tmp_path)
+
+
+def begun(folder: Path) -> Steps:
+    counted = Steps(str(folder / "1.0.steps"), 3)
     counted.turn_to(TRAIN)
     return counted
 
@@ -32,44 +60,52 @@ def read(counted: Steps) -> injected.Steps:
     return found
 
 
-def phase(counted: Steps, number: int, inner: Any = None, duration_s: float = 0.002) -> None:
+def phase(counted: Steps, clock: Clock, number: int, ns: int, inner: Any = None) -> None:
+    """A phase in which as much time goes by before as after what is inside it."""
     end = counted.begin(number)
     assert end is not None
-    time.sleep(duration_s)
+    clock.go_on(ns, ns // 2)
     if inner is not None:
         inner()
-        time.sleep(duration_s)
+        clock.go_on(ns, ns // 2)
     end()
 
 
-def test_each_part_of_a_step_is_counted_once(counted: Steps) -> None:
+def test_each_part_of_a_step_is_counted_once(counted: Steps, clock: Clock) -> None:
     for _ in range(3):
-        phase(counted, DATA)
-        phase(counted, OPTIMIZER, lambda: phase(counted, FORWARD, lambda: phase(counted, BACKWARD)))
+        phase(counted, clock, DATA, 1_000_000)
+        clock.go_on(5_000)
+        backward = partial(phase, counted, clock, BACKWARD, 40_000_000)
+        phase(counted, clock, OPTIMIZER, 300_000_000, partial(phase, counted, clock, FORWARD, 20_000_000, backward))
         counted.tick()
     found = read(counted)
     assert (len(found), found.kind, found.profiled) == (3, "train", [False] * 3)
-    for index in range(3):
-        spent = {name: column[index] for name, column in found.phases.items()}
-        assert {name for name, ns in spent.items() if ns is None} == {"zero_grad", "checkpoint", "evaluation"}
-        told = {name: ns for name, ns in spent.items() if ns is not None}
-        assert told["forward"] > told["data"] * 1.2  # it has slept twice, outside of the inner phase
-        assert told["optimizer"] > told["backward"] * 1.2
-        duration = found.duration_ns[index]
-        assert duration is not None
-        assert 0 <= duration - sum(told.values()) < 2_000_000
-        assert 0 <= (found.cpu_ns[index] or 0) < duration
-    epoch_ns = time.time_ns()
-    assert all(epoch_ns - 60_000_000_000 < start < epoch_ns for start in found.start_ns)
+    assert {name: set(column) for name, column in found.phases.items()} == {
+        "data": {1_000_000}, "forward": {2 * 20_000_000}, "backward": {40_000_000}, "optimizer": {2 * 300_000_000},
+        "zero_grad": {None}, "checkpoint": {None}, "evaluation": {None},
+    }  # fmt: skip
+    assert found.duration_ns == [681_005_000] * 3
+    assert found.cpu_ns == [340_500_000] * 3
+    assert found.start_ns == [EPOCH_NS + 5_000_000_000 + n * 681_005_000 for n in range(3)]
 
 
-def test_steps_follow_one_another_without_a_gap(counted: Steps) -> None:
-    for _ in range(50):
-        phase(counted, FORWARD, duration_s=0)
+def test_steps_are_on_the_clock_of_the_machine(tmp_path: Path) -> None:
+    counted, before_ns = begun(tmp_path), time.time_ns()
+    for _ in range(2):
+        assert counted.begin(FORWARD) is not None
+        counted.tick()
+    (first, second), minute_ns = read(counted).start_ns, 60_000_000_000
+    assert before_ns - minute_ns < first <= second < time.time_ns() + minute_ns
+
+
+def test_steps_follow_one_another_without_a_gap(counted: Steps, clock: Clock) -> None:
+    for number in range(50):
+        phase(counted, clock, FORWARD, number * 1000)
         counted.tick()
     found = read(counted)
     ends = [start + (duration or 0) for start, duration in zip(found.start_ns, found.duration_ns, strict=True)]
     assert ends[:-1] == found.start_ns[1:]
+    assert found.duration_ns == [number * 1000 for number in range(50)]
 
 
 def test_many_steps(counted: Steps) -> None:
@@ -96,19 +132,20 @@ def test_training_takes_the_place_of_a_trial_run(counted: Steps) -> None:
     assert (read(counted).kind, len(read(counted))) == ("train", 1)
 
 
-def test_what_is_done_at_a_window_is_no_step_s_time(counted: Steps) -> None:
+def test_what_is_done_at_a_window_is_no_step_s_time(counted: Steps, clock: Clock) -> None:
     def wake() -> None:
         counted.profiled += 1
-        time.sleep(0.05)
+        clock.go_on(50_000_000)
 
     counted.wake, counted.on_wake = 2, wake
-    phase(counted, DATA)
+    phase(counted, clock, DATA, 1000)
     for _ in range(4):
+        clock.go_on(7000)
         counted.tick()
     found = read(counted)
     assert found.profiled == [False, False, True, True]
-    assert max(duration or 0 for duration in found.duration_ns) < 50_000_000
-    assert found.start_ns[2] - found.start_ns[1] >= 50_000_000
+    assert found.duration_ns == [8000, 7000, 7000, 7000]
+    assert found.start_ns[2] - found.start_ns[1] == 7000 + 50_000_000
 
 
 def test_the_gpu_s_time_comes_later(counted: Steps) -> None:
@@ -143,30 +180,32 @@ def test_the_thread_that_trains_is_the_one_that_counts(counted: Steps) -> None:
     assert counted.begin(OPTIMIZER) is not None  # that thread has ended, and this one goes on training
 
 
-def test_an_end_of_a_phase_after_that_of_its_step_does_nothing(counted: Steps) -> None:
+def test_an_end_of_a_phase_after_that_of_its_step_does_nothing(counted: Steps, clock: Clock) -> None:
     end = counted.begin(FORWARD)
     assert end is not None
     counted.tick()
     later = counted.begin(BACKWARD)
     assert later is not None
     end()
-    time.sleep(0.002)
+    clock.go_on(2000)
     later()
     counted.tick()
     found = read(counted)
-    assert found.phases["forward"][1] == 0
-    assert (found.phases["backward"][1] or 0) >= 2_000_000
+    assert (found.phases["forward"][1], found.phases["backward"][1]) == (0, 2000)
 
 
-def test_short_steps_share_the_cpu_time_that_is_asked_for_now_and_then(counted: Steps) -> None:
+def test_short_steps_share_the_cpu_time_that_is_asked_for_now_and_then(counted: Steps, clock: Clock) -> None:
     for _ in range(40):
-        sum(range(300))
+        clock.go_on(999_999, 160_000)
         counted.tick()
-    used = read(counted).cpu_ns
-    assert used[0] is None  # before it nothing was asked
-    assert len(set(used[1:17])) == len(set(used[17:33])) == 1
-    assert all(0 < (ns or 0) < 1_000_000 for ns in used[1:33])
-    assert used[33:] == [None] * 7
+    assert read(counted).cpu_ns == [None, *[160_000] * 32, *[None] * 7]  # nothing was asked before the first
+
+
+def test_a_step_that_is_not_short_has_a_cpu_time_of_its_own(counted: Steps, clock: Clock) -> None:
+    for number in range(5):
+        clock.go_on(1_000_000, number * 1000)
+        counted.tick()
+    assert read(counted).cpu_ns == [None, 1000, 2000, 3000, 4000]
 
 
 def test_without_a_place_to_write_nothing_is_kept(tmp_path: Path) -> None:

@@ -9,14 +9,15 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas
 import pytest
 from cli import Result, command, environment, profrun, script, write_plan
+from light_torch import LIGHT
+from waiting import LIMIT_S, kill, processes, unmistakable, until
 
 FAST = {"report": "{formats: []}"}
 needs_torch = pytest.mark.skipif(not shutil.which("torchrun", path=str(Path(sys.executable).parent)), reason="no torch")
@@ -34,34 +35,15 @@ def table(result: Result, name: str) -> pandas.DataFrame:
     return tables.read(result.folder / "tables" / f"{name}.parquet")
 
 
-def processes(*words: str | Path) -> list[int]:
-    """The living processes with these words somewhere in their command lines."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-        except OSError:
-            continue
-        if line and all(str(word) in line for word in words):
-            found.append(int(folder.name))
-    return found
-
-
-def within(limit_s: float, condition: Callable[[], Any]) -> bool:
-    until = time.monotonic() + limit_s
-    while not (done := condition()) and time.monotonic() < until:
-        time.sleep(0.02)
-    return bool(done)
-
-
 # ---------------------------------------------------------------- a bounded recording of a program without steps (D06)
 
 MATMULS = """
 import sys, time, torch
 torch.set_num_threads(1)
-a, began = torch.rand(8, 8), time.time_ns()
-while time.time_ns() < began + float(sys.argv[1]) * 1e9:
+a, began, done = torch.rand(8, 8), time.time_ns(), 0
+while time.time_ns() < began + float(sys.argv[1]) * 1e9 or done < 200_000:
     a @ a
+    done += 1
 print(began)
 """
 
@@ -77,7 +59,7 @@ def test_a_loop_of_tiny_operators_stays_within_bounds(tmp_path: Path) -> None:
     for planned, capture in zip(result.summary["passes"], result.summary["captures"], strict=True):
         run = planned["run"]
         began_ns = int((result.folder / "raw" / f"{planned['id']}-target" / "stdout.log").read_text())
-        assert run["wall_s"] < 2 * ((began_ns - run["started_ns"]) / 1e9 + 6)
+        assert run["wall_s"] < (began_ns - run["started_ns"]) / 1e9 + 6 + 60
         assert run["max_rss_bytes"] < 1e9
         trace = next(a for a in capture["artifacts"] if a["role"] == "trace")
         assert 1e6 < trace["bytes"] < 200e6
@@ -132,7 +114,7 @@ def test_a_program_that_takes_its_time_before_the_first_step_is_recorded_by_step
 
 # ---------------------------------------------------------------- ranks (D07)
 
-RANKS = """
+RANKS = f"""{LIGHT}
 import os, signal, sys, time, torch
 torch.set_num_threads(1)
 rank = int(os.environ["RANK"])
@@ -238,7 +220,7 @@ shift
 "$@" &
 wait $!
 """
-TRAIN = """
+TRAIN = f"""{LIGHT}
 import signal, sys, time, torch
 signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which a shell lets its children ignore, once it does so itself
 torch.set_num_threads(1)
@@ -283,9 +265,9 @@ def test_a_signal_reaches_the_python_under_conda(tmp_path: Path, conda: dict[str
     target = python(tmp_path, TRAIN)
     words = command(write_plan(tmp_path, "{use: py-spy}", **FAST), "--", "conda", "run", sys.executable, target, "9999")
     with subprocess.Popen(words, cwd=tmp_path, env=conda, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
-        assert within(60, (tmp_path / "steps").exists)
+        until((tmp_path / "steps").exists)
         running.send_signal(signal.SIGTERM)
-        out, said = running.communicate(timeout=60)
+        out, said = running.communicate(timeout=LIMIT_S)
     assert running.returncode == 143, said
     assert processes(target) == []
     result = Result(143, out.decode(), said.decode(), tmp_path)
@@ -371,9 +353,8 @@ while True:
 @pytest.fixture
 def endless(tmp_path: Path) -> Iterator[str]:
     """A target of its own kind; what is left of it is ended."""
-    yield (name := f"57.{os.getpid()}")
-    for pid in processes("sleep", name):
-        os.kill(pid, signal.SIGKILL)
+    yield (name := unmistakable(571))
+    kill(f"^sleep {name}")
 
 
 @pytest.mark.tool("py-spy")
@@ -395,7 +376,7 @@ def test_samplers_die_with_a_killed_profrun(tmp_path: Path, endless: str) -> Non
         return {name for name, words in kinds.items() if processes(*words)}
 
     with subprocess.Popen(command(plan, "--", *target), cwd=tmp_path, env=env, stderr=subprocess.DEVNULL) as running:
-        assert within(30, lambda: alive() == set(kinds)), alive()
+        until(lambda: alive() == set(kinds))
         running.send_signal(signal.SIGKILL)
         running.wait()
-        assert within(3, lambda: not alive()), alive()
+        until(lambda: not alive())

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from cli import Result, environment, profrun, script, write_plan
 from injecting import Seen, bare, inject
+from light_torch import LIGHT
 
 pytest.importorskip("torch")
 
@@ -184,7 +185,7 @@ def test_the_ranks_of_torchrun(tmp_path: Path) -> None:
     [("sys.exit", 4, 7), ("exception", 4, 1), ("SIGTERM", 4, 143), ("SIGKILL", 4, 137), ("os._exit", 4, 9)],
 )
 def test_every_end_stays_as_it_was_and_saves_what_there_is(tmp_path: Path, how: str, last: int, code: int) -> None:
-    outcome = run(tmp_path, sys.executable, program(tmp_path), str(last), how)
+    outcome = run(tmp_path, sys.executable, program(tmp_path, LIGHT + TRAIN), str(last), how)
     assert outcome.result.code == code
     assert ("ValueError: as the program says" in outcome.plain.stderr) == (how == "exception")
     assert numbers(outcome.steps()) == list(range(last))
@@ -212,7 +213,9 @@ torch.profiler.profile.export_chrome_trace = written
 def test_a_signal_amid_the_writing_of_the_trace_ends_the_program_after_it(tmp_path: Path, last: int) -> None:
     text = TRAIN.replace("import os, signal, sys, torch", "import os, signal, sys, torch" + SAVING)
     plan = write_plan(tmp_path, "{use: torch}", **WINDOW)
-    result = profrun(plan, "--keep-going", "--", sys.executable, program(tmp_path, text), str(last), cwd=tmp_path)
+    result = profrun(
+        plan, "--keep-going", "--", sys.executable, program(tmp_path, LIGHT + text), str(last), cwd=tmp_path
+    )
     outcome = Outcome(Seen(143, "", ""), result)
     assert result.code == 143
     (steps,) = outcome.traces().values()
@@ -223,7 +226,7 @@ def test_a_signal_amid_the_writing_of_the_trace_ends_the_program_after_it(tmp_pa
 
 
 def test_an_end_before_the_window_says_so(tmp_path: Path) -> None:
-    outcome = run(tmp_path, sys.executable, program(tmp_path), "1")
+    outcome = run(tmp_path, sys.executable, program(tmp_path, LIGHT + TRAIN), "1")
     assert outcome.traces() == {}
     assert outcome.torch["reason"] == "the target ended after 1 steps, before the window opened"
 
@@ -266,7 +269,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_and_children_make_no_steps_and_no_traces(tmp_path: Path, method: str) -> None:
-    outcome = run(tmp_path, sys.executable, program(tmp_path, WORKERS), method)
+    outcome = run(tmp_path, sys.executable, program(tmp_path, LIGHT + WORKERS), method)
     rows = outcome.steps()
     assert numbers(rows) == list(range(7))
     assert len({row["pid"] for row in rows}) == 1
@@ -437,7 +440,7 @@ train(3)
 
 def test_a_child_that_is_forked_off_amid_the_window_ends_as_ever(tmp_path: Path) -> None:
     """Once its profiler has run, torch makes such a child wait for ever in its exit."""
-    outcome = run(tmp_path, sys.executable, program(tmp_path, FORKS))
+    outcome = run(tmp_path, sys.executable, program(tmp_path, LIGHT + FORKS))
     assert outcome.plain.stdout.split() == ["4", "5"]
     counts = [numbers([r for r in outcome.steps() if r["pid"] == pid]) for pid in {r["pid"] for r in outcome.steps()}]
     assert sorted(counts, key=len) == [list(range(3)), list(range(7))]  # it has trained, too
@@ -483,7 +486,7 @@ def steps():
         model(x).sum().backward()
         optimizer.step()
     return (time.thread_time_ns() - began) / 200e3
-print(min(steps() for _ in range(40)))
+print(min(steps() for _ in range(25)))
 """
 
 
@@ -492,5 +495,6 @@ def test_what_a_training_step_costs_us(tmp_path: Path) -> None:
     nothing else; between the program's own work, which empties them, some 35 us were seen."""
     target = [sys.executable, program(tmp_path, COST)]
     plain, (seen, left) = bare(target, tmp_path), inject(target, tmp_path, tmp_path / "profrun")
-    assert len(left.steps()[0]) == 8000
-    assert float(seen.stdout) - float(plain.stdout) < 100.0
+    assert len(left.steps()[0]) == 5000
+    bare_us, seen_us = float(plain.stdout), float(seen.stdout)
+    assert seen_us - bare_us < max(100.0, bare_us / 2)  # where all is slow, this may be too

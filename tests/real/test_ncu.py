@@ -28,7 +28,7 @@ def test_without_kernels_the_target_runs_and_the_capture_is_empty(tmp_path: Path
     home = tmp_path / "home"
     home.mkdir()
     env = {**os.environ, **launch.child.set, "HOME": str(home)}
-    ran = subprocess.run([*launch.wrap.argv, *argv], capture_output=True, text=True, env=env, timeout=60, check=False)
+    ran = subprocess.run([*launch.wrap.argv, *argv], capture_output=True, text=True, env=env, timeout=120, check=False)
     assert ran.returncode == status
     assert ran.stdout == "hello\n", "the words of ncu are not among the target's"
     assert not (tmp_path / "report.ncu-rep").exists()

@@ -25,7 +25,7 @@ def test_pages_have_the_values_of_their_report(shared: Path, tmp_path: Path, pag
         printed = tmp_path / f"{report.stem}.csv"
         with printed.open("wb") as out:
             words = ["ncu", "--import", str(report), "--page", page, "--csv"]
-            done = subprocess.run(words, stdout=out, stderr=subprocess.DEVNULL, timeout=60, check=False)
+            done = subprocess.run(words, stdout=out, stderr=subprocess.DEVNULL, timeout=120, check=False)
         if done.returncode == 0:
             compared += compare(printed, report)
         else:

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import LIMIT_S, state, until
 
 REPO = Path(__file__).resolve().parents[2]
-NAME = "profrun-test-user"
+NAME = f"profrun-test-{os.getpid()}"
 
 TARGET = """
 import time
@@ -67,7 +68,7 @@ def as_user(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
         env=env,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=2 * LIMIT_S,
     )
 
 
@@ -91,7 +92,7 @@ def test_a_process_of_somebody_else_is_refused_and_unharmed(home: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time\nwhile True: time.sleep(0.1)"]) as running:
         done = as_user(home, "attach", "--pid", str(running.pid), "--duration", "1s")
         assert running.poll() is None
-        assert Path(f"/proc/{running.pid}/stat").read_text().rpartition(")")[2].split()[0] in "RS"
+        until(lambda: state(running.pid) in "RS")
         running.kill()
     assert done.returncode == 4, done.stderr
     folder = home / done.stdout.strip().splitlines()[-1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +10,25 @@ from pathlib import Path
 import pytest
 import sample_report
 from browser import Browser
+from waiting import until
 
 from orchestrator.render import html
 
 pytestmark = pytest.mark.tool("chromium")
 
 PEN = "document.querySelector('[data-canvas]').getContext('2d')"
+
+
+COUNTS_FRAMES = """{
+  const [request, cancel] = [requestAnimationFrame.bind(window), cancelAnimationFrame.bind(window)];
+  window.framesWanted = new Set();
+  window.requestAnimationFrame = then => {
+    const frame = request(time => { framesWanted.delete(frame); then(time); });
+    framesWanted.add(frame);
+    return frame;
+  };
+  window.cancelAnimationFrame = frame => { framesWanted.delete(frame); cancel(frame); };
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +52,7 @@ def page(browser: Browser, file: Path) -> Browser:
     browser.resize(1280, 900)
     browser.prefer("light")
     browser.open(file)
+    browser.js(COUNTS_FRAMES)
     return browser
 
 
@@ -70,9 +83,10 @@ def frame_at(page: Browser, row: int, part: float) -> tuple[float, float]:
 
 
 def settle(page: Browser) -> None:
-    """Past the zoom's animation."""
-    time.sleep(0.3)
+    """Until it has heard of what was done to it, and every animation has come to its end."""
     page.js("new Promise(requestAnimationFrame)")
+    page.js("new Promise(requestAnimationFrame)")
+    until(lambda: page.js("framesWanted.size === 0"))
 
 
 def test_opens_without_a_request_or_an_error(page: Browser, file: Path) -> None:
@@ -299,3 +313,19 @@ def test_a_report_without_anything_opens_too(browser: Browser, tmp_path: Path) -
     browser.open(path)
     assert browser.errors == []
     assert browser.js("document.documentElement.dataset.error") is None
+
+
+def test_the_environment_fits_any_width_with_all_of_it_open(page: Browser) -> None:
+    """The steps that are not as the plan wants them are open by themselves; the rest, and each setting, on a click."""
+    steps = "[...document.querySelectorAll('#machine details.step')]"
+    assert page.js(f"{steps}.map(d => d.open)") == [False, False, True, True, True, True, True]
+    page.js("document.querySelectorAll('#machine details').forEach(d => { d.open = true })")
+    heights = page.js(f"{steps}.map(d => d.getBoundingClientRect().height)")
+    assert min(heights) > 60
+    for width in (1280, 700, 360):
+        page.resize(width, 800)
+        assert page.js("document.documentElement.scrollWidth") == width
+        inside = (
+            f"{steps}.every(d => [...d.querySelectorAll('dl, p, summary')].every(e => e.scrollWidth <= d.clientWidth))"
+        )
+        assert page.js(inside)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from cli import Result, profrun, write_plan
+from light_torch import LIGHT
 
 pytest.importorskip("torch")
 
-TRAIN = """
+TRAIN = f"""{LIGHT}
 import random, sys, torch
 torch.set_num_threads(1)
 model = torch.nn.Linear(4, 4)

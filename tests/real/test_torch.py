@@ -95,7 +95,7 @@ def test_what_a_step_went_to_adds_up(deep: Result) -> None:
     steps = table(deep, "steps").query("step > 0")
     spent = steps[["forward_ns", "backward_ns", "optimizer_ns", "zero_grad_ns"]].sum(axis=1)
     assert (spent <= steps.duration_ns).all()
-    assert spent.sum() > 0.8 * steps.duration_ns.sum()  # the rest makes the random batch
+    assert spent.sum() > 0.5 * steps.duration_ns.sum()  # the rest makes the random batch
     assert steps.data_wait_ns.isna().all()  # the demo has no DataLoader: unknown, not nothing
 
 

