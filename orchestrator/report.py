@@ -102,7 +102,7 @@ def summary(report: Report) -> dict[str, Any]:
 
 def machine_facts(report: Report) -> dict[str, Any]:
     """The content of machine.json: hardware and software, and of each environment step the settings that it found, set,
-    saw while the passes ran, and left."""
+    saw while the passes ran, and left; without steps nothing of them."""
     moments = ("before", "verified", "during", "after", "restored")
     steps = [asdict(step) for step in report.environment]
     parts = [[{"name": p["name"], **{k: p[k] for k in moments if k in p}} for p in s["parts"]] for s in steps]
@@ -110,7 +110,7 @@ def machine_facts(report: Report) -> dict[str, Any]:
         {"use": step["use"], **{key: step[key] for key in moments}, "parts": own}
         for step, own in zip(steps, parts, strict=True)
     ]
-    return {**report.machine, "settings": settings}
+    return {**report.machine, **({"settings": settings} if settings else {})}
 
 
 def json_schema() -> dict[str, Any]:
