@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import json
 import os
 import re
+import shlex
+import signal
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from orchestrator import machine, privileged, process, redact
 from orchestrator.model import Cannot, Change, Hold, Reply, Run, StepStatus, Wait, Write
@@ -33,6 +38,8 @@ class Done:
     fix: str | None = None
     ran: bool = True
     """False: the command could not even be started."""
+    late: bool = False
+    """The command did not answer in time."""
 
 
 # ---------------------------------------------------------------- settings
@@ -73,7 +80,7 @@ def write(change: Write, old: str | None) -> Done:
         refused = refusal(error, f"writing {change.text.strip()!r} to {change.path}")
         helped = _helped(change, refused) if error.errno in _NOT_ALLOWED else None
         if helped is None or helped.status != "applied":
-            return helped or refused
+            return _with_way_out(helped or refused)
     return Done("applied") if change.once else _read_back(change, old)
 
 
@@ -109,13 +116,52 @@ def _helped(change: Write | Run, refused: Done) -> Done | None:
     return judged(other, command(other, f"helper-{os.getpid()}"))
 
 
+def _with_way_out(done: Done) -> Done:
+    """One who was not allowed is told who is."""
+    if done.fix or done.detail not in ("EACCES", "EPERM"):
+        return done
+    who = "root itself may not" if os.geteuid() == 0 else "run profrun as root"
+    return replace(done, fix=f"{who}; in a container or a virtual machine, set it on the host")
+
+
 # ---------------------------------------------------------------- commands
 
 
 def run(change: Run, mark: str, give_up: Callable[[], bool] = lambda: False, cwd: str | None = None) -> Done:
     """Runs a command that changes the machine; one that was refused is asked of the root helper."""
     done = judged(change, command(change, mark, give_up, cwd))
-    return (_helped(change, done) or done) if done.status == "refused" else done
+    if done.status == "refused":
+        done = _helped(change, done) or done
+    return _with_way_out(done)
+
+
+class Commands:
+    """Runs commands one after the other. What has not answered once in time is not asked again: a driver that hangs
+    costs its time limit once, not once for each command. `patient`: it is asked each time. Once `give_up` says so, the
+    one that runs is ended, and no other is begun."""
+
+    def __init__(self, *, patient: bool = False, give_up: Callable[[], bool] = lambda: False) -> None:
+        self.patient, self._give_up = patient, give_up
+        self._silent: set[str] = set()
+
+    def run(self, change: Run, mark: str, give_up: Callable[[], bool] | None = None, cwd: str | None = None) -> Done:
+        """As `run` above."""
+        stops = give_up or self._give_up
+        if give_up is None and stops():
+            return Done("failed", None, "not tried: interrupted", ran=False)
+        if change.through in self._silent:
+            said = f"not tried: {change.through} has not answered before"
+            return Done("failed", None, said, fix=_wake(change.through), ran=False)
+        done = run(change, mark, stops, cwd)
+        if not (done.late and change.through):
+            return done
+        if not self.patient:
+            self._silent.add(change.through)
+        return replace(done, fix=_wake(change.through))
+
+
+def _wake(program: str) -> str:
+    return f"find out why {program} does not answer (sudo dmesg may say it), or reboot"
 
 
 def command(
@@ -138,7 +184,19 @@ def judged(change: Run, answer: process.Answer) -> Done:
     if answer.error and answer.error.startswith(f"{change.argv[0]} can't be started"):
         return Done("failed", None, answer.error, ran=False)
     said = answer.error or f"{answer.exit.describe() if answer.exit else ''} {answer.stderr.strip()[-300:]}"
-    return Done("failed", None, f"{' '.join(redact.argv(change.argv))}: {said.strip()}")
+    return Done("failed", None, f"{_called(change)}: {said.strip()}", late=_is_late(answer))
+
+
+def _is_late(answer: process.Answer) -> bool:
+    """Whether it was ended for its time limit: by us, or by the root helper's alarm."""
+    if answer.exit is None:
+        return (answer.error or "").startswith("no answer")
+    return answer.exit.signal == signal.SIGALRM
+
+
+def _called(change: Run) -> str:
+    """The command as a user knows it: of a step's part, which says what it does, the program is enough."""
+    return change.through or (Path(change.argv[0]).name if change.part else shlex.join(redact.argv(change.argv)))
 
 
 def _replied(reply: Reply, found: re.Match[str]) -> Done:
@@ -149,7 +207,7 @@ def _replied(reply: Reply, found: re.Match[str]) -> Done:
             text = text.replace("{" + str(number) + "}", (group or "").strip())
         return text
 
-    return Done(reply.status, None, filled(reply.reason), filled(reply.detail))
+    return Done(reply.status, None, filled(reply.reason), filled(reply.detail), reply.fix)
 
 
 # ---------------------------------------------------------------- what is held
@@ -204,16 +262,37 @@ def from_data(data: Any) -> Change | None:
     """A change as it was written; None where the entry makes no sense."""
     try:
         kind = _KINDS[data["kind"]]
-        known = {name: text for name, text in data.items() if name != "kind"}
-        if kind is Run:
-            replies = tuple(Reply(**reply) for reply in known.get("replies", ()))
-            known |= {"argv": tuple(map(str, known["argv"])), "replies": replies}
-        if kind in (Write, Hold) and not (isinstance(known["path"], str) and isinstance(known["text"], str)):
-            return None
+        known = {name: tuple(v) if isinstance(v, list) else v for name, v in data.items() if name != "kind"}
+        if "replies" in known:
+            known["replies"] = tuple(Reply(**reply) for reply in known["replies"])
         change: Change = kind(**known)
     except (TypeError, KeyError, AttributeError):
         return None
-    return change
+    return change if _fits(change, kind) and getattr(change, "argv", True) else None
+
+
+def survives(change: Change | None) -> bool:
+    """Whether it can be read again as it is, from a journal: else nobody could undo it."""
+    return from_data(json.loads(json.dumps(as_data(change), default=str))) == change
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    """Whether a value is of a type, down to the fields of a dataclass; a text also has to be one for the system."""
+    if get_origin(wanted) is tuple:
+        return isinstance(value, tuple) and all(_fits(one, get_args(wanted)[0]) for one in value)
+    if get_origin(wanted) is Literal:
+        return value in get_args(wanted)
+    if isinstance(value, str) and "\0" in value:
+        return False
+    if wanted is float:
+        return isinstance(value, (int, float))
+    fields = _hints(wanted).items() if isinstance(wanted, type) and is_dataclass(wanted) else ()
+    return isinstance(value, wanted) and all(_fits(getattr(value, name), of) for name, of in fields)
+
+
+@functools.cache
+def _hints(kind: type[Any]) -> Mapping[str, Any]:
+    return get_type_hints(kind)
 
 
 def shown(change: Change) -> Change:
@@ -226,5 +305,5 @@ def part_of(change: Change) -> str:
     if change.part:
         return change.part
     if isinstance(change, Run):
-        return " ".join(redact.argv(change.argv))
+        return shlex.join(redact.argv(change.argv))
     return change.path if isinstance(change, (Write, Hold)) else ""

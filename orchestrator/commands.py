@@ -479,7 +479,7 @@ def _for_plan(options: argparse.Namespace) -> Verdict:
         plan = plans.select(plan, options.only, options.skip)
     run = resolve.resolve(plan, options.command) if options.command else resolve.without_command(plan)
     machine = Machine(plan.tools)
-    machine.target_env = run.target.env
+    resolve.tell(machine, run)
     return room.doctor_for(run, machine, options.output or Path(plan.report.directory))
 
 
@@ -516,18 +516,21 @@ def _env_show(options: argparse.Namespace) -> int:
 def _env_restore(options: argparse.Namespace) -> int:
     from orchestrator import restoring
     from orchestrator.render import view
-    from orchestrator.signals import Signals
+    from orchestrator.signals import Patience, Signals
 
     name = options.run
     with Signals() as signals:
-        signals.held = True  # it takes seconds, and half of it would be no better than none
-        done = restoring.restore(name)
+        signals.held = True  # half of it would be no better than none; but what hangs must not keep the user
+        patience = Patience(signals, lambda: print(_PUTTING_BACK, file=sys.stderr, flush=True))
+        done = restoring.restore(name, patience.is_over)
+        interrupted_by = signals.received[0] if patience.is_over() else None
     if name and not done and not Path(name).is_dir():
         raise UsageError(f"there is no run {name}", "it is no report folder, and has left nothing", "leave RUN out")
     print(done.json() if options.json else "\n".join(map(view.visible, done.text().splitlines())))
-    return done.exit_code
+    return done.exit_code if interrupted_by is None else 128 + interrupted_by
 
 
+_PUTTING_BACK = "profrun: putting back what dead runs have left; again to stop, and leave it as it is"
 _ENV: dict[str, Callable[[argparse.Namespace], int]] = {"show": _env_show, "restore": _env_restore}
 
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.process import numbers_in, spans_of
+from orchestrator.names import numbers_in
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -39,7 +39,6 @@ class Policy:
     highest_khz: int | None = None
     base_khz: int | None = None
     """The highest without turbo."""
-    now_khz: int | None = None
     table_khz: tuple[int, ...] = ()
     """The only clocks that there are; empty: any within the limits."""
     energy_preference: str | None = None
@@ -162,7 +161,6 @@ def _policy(machine: Machine, at: str, cpus: tuple[int, ...]) -> Policy:
         lowest_khz=_number(text("cpuinfo_min_freq")),
         highest_khz=_number(text("cpuinfo_max_freq")),
         base_khz=_number(text("base_frequency")) or (cppc_mhz * 1000 if cppc_mhz else max(table, default=None)),
-        now_khz=_number(text("scaling_cur_freq")),
         table_khz=table,
         energy_preference=text("energy_performance_preference"),
         energy_preferences=tuple((text("energy_performance_available_preferences") or "").split()),
@@ -235,19 +233,6 @@ def writer(path: str | Path) -> str:
     if is_read_only(Path(path)):
         return "nobody: read-only file system"
     return "you" if os.access(path, os.W_OK) else "root"
-
-
-def name_all(names: Iterable[str]) -> str:
-    """policy0-3 governor, for names that differ in the number of their first word only."""
-    alike: dict[tuple[str, str], list[int]] = {}
-    plain: list[str] = []
-    for name in names:
-        found = re.match(r"([a-z]+)(\d+)(.*)", name)
-        if found:
-            alike.setdefault((found[1], found[3]), []).append(int(found[2]))
-        else:
-            plain.append(name)
-    return ", ".join((*plain, *(f"{word}{spans_of(numbers)}{rest}" for (word, rest), numbers in alike.items())))
 
 
 def show_khz(khz: float) -> str:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import changes, process, redact, resolve
-from orchestrator.model import Cannot, Change, Hold, Job, Launch, Pass, Run, Wait, Wrap, Write
+from orchestrator.env_steps.base import too_late
+from orchestrator.model import Cannot, Change, Hold, Job, Launch, Part, Pass, Run, Wait, Wrap, Write
 from orchestrator.preflight import Preflight, ask
 from orchestrator.render.console import aim, check_words
+from orchestrator.render.environment import fold
 from orchestrator.units import Times, show_duration
 
 if TYPE_CHECKING:
@@ -27,12 +29,42 @@ Command = tuple[str, tuple[str, ...], str]
 
 
 @dataclass(frozen=True)
+class Planned:
+    """A change of the machine, what undoes it where it does not undo itself, and what the setting says now."""
+
+    change: Change
+    undo: Change | None = None
+    now: str | None = None
+
+
+@dataclass(frozen=True)
+class Deed:
+    """What an environment step would do. `variables`: of the program's environment, in the words of env(1)."""
+
+    use: str
+    planned: tuple[Planned, ...]
+    variables: tuple[str, ...] = ()
+
+    def data(self) -> dict[str, Any]:
+        """JSON-able; each change as it stands in the journal of a run, with the undo and the value of this moment."""
+        made = [
+            {
+                "change": changes.as_data(changes.shown(one.change)),
+                "undo": one.undo and changes.as_data(changes.shown(one.undo)),
+                "now": one.now,
+            }
+            for one in self.planned
+        ]
+        return {"for": self.use, "changes": made, "variables": list(self.variables)}
+
+
+@dataclass(frozen=True)
 class DryRun:
     """The passes that would run with their commands, the checks, the expected cost."""
 
     run: resolve.Run
     found: Preflight
-    steps: tuple[Command, ...]
+    deeds: tuple[Deed, ...]
     passes: tuple[tuple[Pass, tuple[Command, ...]], ...]
     estimate: resolve.Estimate
     limit_s: float | None
@@ -48,7 +80,7 @@ class DryRun:
             "name": self.run.name,
             "target": {"argv": redact.argv(target.argv), "exe": target.exe, "shims": target.shims},
             "checks": [asdict(check) for check in self.found.every()],
-            "environment": [_data(command) for command in self.steps],
+            "environment": [deed.data() for deed in self.deeds],
             "passes": [
                 {
                     "id": planned.id,
@@ -84,9 +116,10 @@ class DryRun:
             yield f"  {check.verdict:8}" + check_words(check).replace("\n", "\n" + " " * 8)
 
     def _environment(self) -> Iterator[str]:
-        if self.steps:
+        if self.deeds:
             yield "environment, undone in reverse"
-        yield from map(_line, self.steps)
+        for deed in self.deeds:
+            yield from _told(deed)
 
     def _passes(self) -> Iterator[str]:
         for commands, group in groupby(self.passes, key=lambda one: (one[0].role, one[0].members, one[1])):
@@ -119,7 +152,11 @@ class DryRun:
 
 def _line(command: Command) -> str:
     role, argv, condition = command
-    return f"    {role:11} {shlex.join(argv)}" + (f"  # {condition}" if condition else "")
+    return _said(role, shlex.join(argv)) + (f"  # {condition}" if condition else "")
+
+
+def _said(role: str, text: str) -> str:
+    return f"    {role:11} {text}"
 
 
 def _data(command: Command) -> dict[str, Any]:
@@ -145,12 +182,12 @@ def dry_run(
     facts = {
         "gpus": machine.gpus,
         "environment": tuple(step.use for step in plan.environment),
-        **({"leftovers": 0} if run.passes[0].role != "profiled" else {}),
+        **({"leftovers": 0} if run.passes and run.passes[0].role != "profiled" else {}),
     }
     return DryRun(
         run,
         found,
-        tuple(command for step in plan.environment for command in _step(step, machine)),
+        tuple(_deed(step, machine) for step in plan.environment),
         tuple((planned, tuple(_commands(planned, run, machine, facts))) for planned in able),
         resolve.estimate(able, known_s),
         resolve.budget_s(plan.budget, known_s),
@@ -163,39 +200,59 @@ def _run(plan: Plan, command: Sequence[str], attach: tuple[Sequence[int], float 
     return resolve.resolve(plan, command) if command else resolve.without_command(plan)
 
 
-def _step(step: Any, machine: Machine) -> Iterator[Command]:
-    """What an environment step would run or write, and what would take that back."""
+def _deed(step: Any, machine: Machine) -> Deed:
+    """What an environment step would do, and what would take that back."""
+    late = too_late(step, machine)
+    if late:
+        return Deed(step.use, (Planned(late),))
     try:
         before = step.before(machine)
-        pairs = [(change, step.restore(before, change)) for change in step.apply(before)]
+        found = tuple(Planned(change, step.restore(before, change), _now(change)) for change in step.apply(before))
     except Exception as error:  # a step of another package may raise anything; the run goes on without it, too
-        yield step.use, (f"{type(error).__name__}: {error}",), ""
-        pairs = []
-    for change, undo in pairs:
-        yield from ((step.use, words, "") for words in _change(change))
-        yield from (("  undo", words, "") for words in (_change(undo) if undo else _put_back(change)))
+        found = (Planned(Cannot("", "failed", f"{type(error).__name__}: {error}")),)
     child = step.child()
-    if child.set or child.unset:
-        yield step.use, (*_assignments(child.set), *(word for name in child.unset for word in ("-u", name))), ""
+    words = (word for name in child.unset for word in ("-u", name))
+    return Deed(step.use, found, (*_assignments(child.set), *words))
 
 
-def _change(change: Change) -> Iterator[tuple[str, ...]]:
-    """A change of the machine in words."""
-    if isinstance(change, Run):
-        yield redact.argv(change.argv)
-    elif isinstance(change, (Write, Hold)):
-        yield change.path, change.text.strip()
-    elif isinstance(change, Wait) and change.limit_s:
-        yield (f"waits up to {show_duration(change.limit_s)}",)
-    elif isinstance(change, Cannot):
-        yield (f"{change.part}: {change.status.replace('_', ' ')}" + (f": {change.reason}" if change.reason else ""),)
+def _now(change: Change) -> str | None:
+    if isinstance(change, Hold):
+        return change.was
+    with contextlib.suppress(OSError):
+        return changes.read(change.path) if isinstance(change, Write) and not change.once else None
+    return None
 
 
-def _put_back(change: Change) -> Iterator[tuple[str, ...]]:
-    """What is written back without having been asked for: what a setting says now."""
-    if isinstance(change, Write) and not change.once:
-        with contextlib.suppress(OSError):
-            yield change.path, changes.read(change.path)
+def _told(deed: Deed) -> Iterator[str]:
+    """For people: commands one by one with what undoes them, settings that are alike as one, with their course."""
+    for one in deed.planned:
+        if isinstance(one.change, Run):
+            yield _said(deed.use, shlex.join(redact.argv(one.change.argv)))
+            if isinstance(one.undo, Run):
+                yield _said("  undo", shlex.join(redact.argv(one.undo.argv)))
+        elif isinstance(one.change, Wait) and one.change.limit_s:
+            yield _said(deed.use, f"waits up to {show_duration(one.change.limit_s)}")
+        elif isinstance(one.change, Write) and one.change.once:
+            yield _said(deed.use, f"{one.change.part or one.change.path}: {one.change.text.strip()}, without an undo")
+    for setting in fold([part for one in deed.planned if (part := _part(one))]):
+        status = "" if setting.status == "applied" else setting.status
+        yield _said(deed.use, ": ".join(filter(None, (setting.name, status, setting.reason or setting.course))))
+    if deed.variables:
+        yield _said(deed.use, shlex.join(deed.variables))
+
+
+def _part(one: Planned) -> Part | None:
+    """A setting as the report would have it when all goes well; None for what is no setting."""
+    change = one.change
+    if isinstance(change, Cannot):
+        return Part(change.part, change.status, reason=change.reason)
+    if isinstance(change, Hold):
+        wanted = change.shown or change.text
+    elif isinstance(change, Write) and not change.once:
+        wanted = one.now if one.now is not None and changes.in_force(change, one.now) else change.text.strip()
+    else:
+        return None
+    return Part(changes.part_of(change), "already" if wanted == one.now else "applied", wanted, one.now, wanted)
 
 
 def _assignments(variables: Mapping[str, str]) -> tuple[str, ...]:

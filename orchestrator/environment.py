@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from orchestrator import changes, redact
+from orchestrator import changes, names, redact
 from orchestrator import journal as journals
 from orchestrator.changes import Done
+from orchestrator.env_steps.base import too_late
 from orchestrator.model import (
     IN_FORCE,
     Cannot,
@@ -19,7 +20,6 @@ from orchestrator.model import (
     Hold,
     Judged,
     Part,
-    Run,
     StepRecord,
     StepStatus,
     Wait,
@@ -67,6 +67,7 @@ class Environment:
     _steps: list[Step] = field(default_factory=list)
     _befores: list[dict[str, Any]] = field(default_factory=list)
     _held: list[changes.Held] = field(default_factory=list)
+    _commands: changes.Commands = field(default_factory=changes.Commands)
     _numbers: int = 0
     _restored: bool = False
 
@@ -91,6 +92,9 @@ class Environment:
 
     def _apply(self, index: int, step: Step) -> StepRecord:
         wanted = _without_secrets(step.model_dump(mode="json", by_alias=True, exclude={"use", "on_fail"}))
+        late = too_late(step, self.here)
+        if late:
+            return _record(step.use, wanted, {}, {}, [_part(late.part, late)], None)
         parts: list[Part] = []
         seen: dict[str, Any] = {}
         try:
@@ -98,17 +102,21 @@ class Environment:
             wishes = step.apply(before)
             first = self._announce(index, step, before, wishes)
             waited = None
+            some: list[tuple[int, Change]] = []
             for n, change in enumerate(wishes, first):
                 if isinstance(change, Wait):
-                    waited = seen = self._wait(step, before, change)
+                    self._make(some, parts)
+                    first_seen, waited = self._wait(step, before, change)
+                    before, seen, some = before or first_seen, waited, []
                 else:
-                    parts.append(self._change(n, change, journals.mark(self._run, "step", n)))
-            parts = self._settled(first, wishes, parts)
-            self.child = merge(self.child, step.child())
+                    some.append((n, change))
+            self._make(some, parts)
+            self.child = self.child.then(step.child())
             seen = step.verify(self.here) if waited is None else waited
+            parts = [_as_read(part, seen) for part in parts]
             judged = step.judge(before, seen)
         except Exception as error:  # a step of another package may raise anything; the machine must still be put back
-            said = Judged("failed", f"{type(error).__name__}: {error}")
+            said = Judged("failed", _words(error))
             return _record(step.use, wanted, self._befores[index], seen, parts, said)
         return _record(step.use, wanted, before, seen, parts, judged)
 
@@ -120,13 +128,16 @@ class Environment:
         """Writes what the step is about to do, and what would undo that; gives back the number of its first change."""
         first = self._numbers
         self._numbers += len(wishes)
-        if not any(isinstance(change, (Write, Run, Hold)) for change in wishes):
+        if all(isinstance(change, (Wait, Cannot)) for change in wishes):
             return first
         if self.journal is None:
             raise OSError(f"nothing is changed, as it could not be written down first: {self.why_none}")
         if not first or not any(entry["event"] == "step" for entry in self.journal.entries):
             self.before_first()
         undos = [step.restore(before, change) for change in wishes]
+        for change in (*(wish for wish in wishes if not isinstance(wish, Cannot)), *undos):
+            if not changes.survives(change):
+                raise TypeError(f"{type(change).__name__} can't be written down as it is, so nobody could undo it")
         self.journal.write(
             "step",
             index=index,
@@ -138,6 +149,30 @@ class Environment:
         )
         return first
 
+    def _make(self, some: Sequence[tuple[int, Change]], parts: list[Part]) -> None:
+        """Makes changes one after the other, and adds what came of each to `parts`. What settings have become by then
+        is our doing, what they had become before is not."""
+        works = not all(isinstance(change, Cannot) for _, change in some)
+        if works:
+            self._look("seen")
+        for n, change in some:
+            parts.append(self._change(n, change, journals.mark(self._run, "step", n)))
+        moved = self._look("settled") if works else {}
+        for at, (_, change) in enumerate(some, len(parts) - len(some)):
+            if isinstance(change, Write):
+                parts[at] = _moved(parts[at], moved.get(change.path))
+
+    def _look(self, event: Literal["seen", "settled"]) -> dict[str, str]:
+        """Notes which settings say something else than when they were seen last; gives back what, by path."""
+        if self.journal is None:
+            return {}
+        known = journals.settings(self.journal.entries)
+        found = {path: _read(path) for path in known}
+        news = {path: value for path, value in found.items() if value is not None and value != known[path].says}
+        if news:
+            self.journal.write(event, values=news)
+        return news
+
     def _change(self, n: int, change: Change, mark: str) -> Part:
         """Makes one change, with its intent before it and what came of it after it on disk."""
         name = changes.part_of(change)
@@ -147,16 +182,19 @@ class Environment:
             return Part(name, "failed", reason="it was interrupted")
         if isinstance(change, Write):
             return self._write(n, change)
+        if isinstance(change, Wait):
+            raise TypeError("whoever waits changes nothing")
         self._note("intent", n, old=None)
         if isinstance(change, Hold):
             done, held = changes.hold(change)
             self._held += [held] if held else []
-        elif isinstance(change, Run):
-            done, held = changes.run(change, mark, lambda: self.interrupts() > 1), None
         else:
-            done = Done("failed", reason=f"{type(change).__name__} is not known")
+            done = self._commands.run(change, mark, lambda: self.interrupts() > 1)
         self._note("done", n, status=done.status, value=done.value, ran=done.ran)
-        return _part(name, done, wanted=change.text if isinstance(change, Hold) else None)
+        # what can't be read back is as it was wanted: what is held, and what a command says that it has done
+        wanted = (change.shown or change.text) if isinstance(change, Hold) else change.wanted
+        reached = (done.detail or wanted) if wanted and done.status in IN_FORCE else None
+        return _part(name, done, wanted=wanted, before=change.was, verified=reached)
 
     def _write(self, n: int, change: Write) -> Part:
         old, done = changes.look(change)
@@ -170,36 +208,23 @@ class Environment:
         if self.journal:
             self.journal.write(event, n=n, **data)
 
-    def _settled(self, first: int, wishes: Sequence[Change], parts: list[Part]) -> list[Part]:
-        """The parts once more: a later change of the run may have moved an earlier one. What it says then is our own
-        doing, which has to be known when it is put back."""
-        if self.journal is None:
-            return parts
-        moved: dict[str, str] = {}
-        for deed in journals.deeds(self.journal.entries):
-            if deed.is_setting and isinstance(deed.change, Write) and deed.intent and deed.done:
-                value = _read(deed.change.path)
-                if value is not None and value not in deed.values:
-                    moved[str(deed.n)] = value
-        if moved:
-            self.journal.write("settled", values=moved)
-        numbers = [n for n, change in enumerate(wishes, first) if not isinstance(change, Wait)]
-        return [_moved(part, moved.get(str(n))) for n, part in zip(numbers, parts, strict=True)]
-
-    def _wait(self, step: Step, before: dict[str, Any], change: Wait) -> dict[str, Any]:
-        """Looks until the step is content, for as long as it may take; gives back what it saw last."""
+    def _wait(self, step: Step, before: dict[str, Any], change: Wait) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Looks until the step is content, for as long as it may take; gives back what it saw first, and last."""
         began = time.monotonic()
+        first = seen = step.verify(self.here)
         while True:
-            seen = step.verify(self.here)
-            judged = step.judge(before, seen)
+            judged = step.judge(before or first, seen)
             left_s = change.limit_s - (time.monotonic() - began)
             if judged is None or judged.status in IN_FORCE or left_s <= 0 or self.interrupts():
-                return seen
+                return first, seen
+            if not step.may_pass(seen):
+                return first, seen
             if self.observer:
                 self.observer.waits(f"{step.use}: {judged.reason or judged.status}; waiting {left_s:.0f} s more")
             until = time.monotonic() + min(change.every_s, left_s)
             while time.monotonic() < until and not self.interrupts():
                 time.sleep(min(_NAP_S, max(0.0, until - time.monotonic())))
+            seen = step.verify(self.here)
 
     # ------------------------------------------------------------ and back
 
@@ -213,7 +238,7 @@ class Environment:
             held.release()
         if self.journal is None:
             return []
-        verdicts = journals.restore(self.journal)
+        verdicts = journals.restore(self.journal, give_up=self._say_why_it_takes(self.interrupts()))
         journals.settle(self.journal, verdicts)
         for index, record in enumerate(self.records):
             own = [verdict for verdict in verdicts if verdict.index == index]
@@ -221,21 +246,36 @@ class Environment:
         self.failed = self.failed or any(verdict.how == "failed" for verdict in verdicts)
         return verdicts
 
+    def _say_why_it_takes(self, before: int) -> Callable[[], bool]:
+        """Whoever is impatient is told what they wait for; that ends by itself, and is not left half done."""
+
+        def told() -> bool:
+            if self.observer and self.interrupts() > before:
+                self.observer.waits("restore: the machine is being put back; what hangs is ended at its time limit")
+            return False
+
+        return told
+
     def _after(self, index: int, record: StepRecord, verdicts: Sequence[Verdict]) -> StepRecord:
         """The record with what the machine says now."""
         if not verdicts:
             return record
         bad = [verdict for verdict in verdicts if verdict.how == "failed"]
         left = [verdict for verdict in verdicts if verdict.how == "drifted"]
-        said = "; ".join(f"{verdict.part}: {verdict.reason}" for verdict in (*bad, *left))
+        good = [verdict for verdict in verdicts if verdict not in bad and verdict not in left]
+        told_of = [alike_once((v.part, v.reason) for v in some) for some in (bad, left, good)]
+        told_of[0] = told_of[0] and f"not put back: {told_of[0]}"
+        said = "; ".join(filter(None, told_of))
         by_part = {verdict.part: verdict for verdict in verdicts}
+        after = None if self.interrupts() > 1 else self._seen_after(self._steps[index])
+        parts = (_part_after(part, by_part.get(part.name), after) for part in record.parts)
         return replace(
             record,
             restored=False if bad else None if len(left) == len(verdicts) else True,
-            after=None if self.interrupts() > 1 else self._seen_after(self._steps[index]),
+            after=after,
             reason="; ".join(filter(None, (record.reason, said))) or None,
-            fix=record.fix or next((verdict.fix for verdict in bad if verdict.fix), None),
-            parts=tuple(_part_after(part, by_part.get(part.name)) for part in record.parts),
+            fix=record.fix or next((verdict.fix for verdict in (*bad, *good) if verdict.fix), None),
+            parts=tuple(parts),
         )
 
     def _seen_after(self, step: Step) -> dict[str, Any] | None:
@@ -243,6 +283,12 @@ class Environment:
             return step.verify(self.here) or None
         except Exception:  # as in _apply; the machine is as it was, only that can't be shown
             return None
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return ": ".join(filter(None, (error.filename, error.strerror))) or str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _read(path: str) -> str | None:
@@ -277,12 +323,19 @@ def _moved(part: Part, value: str | None) -> Part:
     )
 
 
-def _part_after(part: Part, verdict: Verdict | None) -> Part:
+def _as_read(part: Part, seen: Mapping[str, Any]) -> Part:
+    """The part of a command with what its step has read of it."""
+    value = seen.get("parts", {}).get(part.name)
+    return replace(part, verified=value) if value is not None and part.wanted is not None else part
+
+
+def _part_after(part: Part, verdict: Verdict | None, after: Mapping[str, Any] | None) -> Part:
     if verdict is None:
         return part
     good = {"restored": True, "already": True, "released": True, "failed": False, "drifted": False, "gone": None}
     reason = "; ".join(filter(None, (part.reason, verdict.reason))) or None
-    return replace(part, after=verdict.value, restored=good[verdict.how], reason=reason, fix=part.fix or verdict.fix)
+    value = (after or {}).get("parts", {}).get(part.name) or verdict.value
+    return replace(part, after=value, restored=good[verdict.how], reason=reason, fix=part.fix or verdict.fix)
 
 
 def _record(
@@ -295,6 +348,8 @@ def _record(
         status, own = judged.status, judged
     alike = [part for part in parts if part.status == status]
     reason = own.reason if own and own.reason else told(alike)
+    if judged and not own and judged.status in ("applied", "already"):  # what is worth knowing all the same
+        reason = "; ".join(filter(None, (reason, judged.reason))) or None
     return StepRecord(
         use,
         status,
@@ -314,61 +369,30 @@ def _same(texts: Iterable[str | None]) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def told(parts: Sequence[Part]) -> str | None:
-    """Why parts are as they are; those that are so alike are told once: `policy0-3 governor: ...`."""
-    groups: dict[str, list[Part]] = {}
-    for part in parts:
-        if part.reason:
-            groups.setdefault(_alike(part), []).append(part)
-    said = [_told(group) for group in groups.values()]
-    return "; ".join(said) or None
+def told(parts: Iterable[Part]) -> str | None:
+    """Why parts are as they are."""
+    return alike_once((part.name, part.reason) for part in parts)
+
+
+def alike_once(found: Iterable[tuple[str, str | None]]) -> str | None:
+    """(name, why) of parts in words; those with the same reason are told once: `policy0-3 governor, max kHz: ...`."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for name, reason in found:
+        if reason:
+            groups.setdefault(_without_own_number(name, reason), []).append((name, reason))
+    return "; ".join(map(_once, groups.values())) or None
 
 
 _NUMBER = re.compile(r"\d+")
 
 
-def _alike(part: Part) -> str:
-    """The same for parts that differ only in the number of what they set, in their name and wherever it is repeated."""
-    number = _NUMBER.search(part.name)
-    what = f"{part.name}\0{part.reason}"
-    return re.sub(rf"(?<!\d){number[0]}(?!\d)", "#", what) if number else what
+def _without_own_number(name: str, reason: str) -> str:
+    """The same for parts whose reasons differ only in where they repeat the number of what they set."""
+    number = _NUMBER.search(name)
+    return re.sub(rf"(?<!\d){number[0]}(?!\d)", "#", reason) if number else reason
 
 
-def _told(group: Sequence[Part]) -> str:
-    name, reason = group[0].name, group[0].reason or ""
-    if len(group) > 1 and (found := _NUMBER.search(name)):
-        numbers = sorted(int(number[0]) for part in group if (number := _NUMBER.search(part.name)))
-        name = f"{name[: found.start()]}{ranges(numbers)}{name[found.end() :]}"
+def _once(group: Sequence[tuple[str, str]]) -> str:
+    name = names.together(name for name, _ in group)
+    reason = "; ".join(names.folded(reason for _, reason in group))
     return f"{name}: {reason}" if name and not reason.startswith(name) else reason
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Numbers in ascending order as 0-3,8."""
-    return ",".join(f"{a}-{b}" if a != b else str(a) for a, b in _runs(numbers))
-
-
-def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    first = last = None
-    for number in numbers:
-        if first is None or last is None:
-            first = last = number
-        elif number == last + 1:
-            last = number
-        elif number != last:
-            yield first, last
-            first = last = number
-    if first is not None and last is not None:
-        yield first, last
-
-
-def merge(first: Child, second: Child) -> Child:
-    """What both want of the target's process; the second wins where they differ."""
-    return Child(
-        set={**{k: v for k, v in first.set.items() if k not in second.unset}, **second.set},
-        unset=(*(name for name in first.unset if name not in second.set), *second.unset),
-        affinity=second.affinity if second.affinity is not None else first.affinity,
-        nice=second.nice if second.nice is not None else first.nice,
-        personality=second.personality if second.personality is not None else first.personality,
-        numa_node=second.numa_node if second.numa_node is not None else first.numa_node,
-        inject={**first.inject, **second.inject},
-    )

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import platform
+import pwd
 import re
 import secrets
 import shutil
@@ -298,32 +299,57 @@ def state_folder() -> Path:
     problem = OSError(errno.ENOENT, "there is no place for it")
     for place in state_places():
         try:
-            return _state_at(place)
+            return made_state(place)
         except OSError as error:
             problem = error
     raise problem
 
 
-def _state_at(place: Path) -> Path:
-    """A folder in which nobody but root and its users can have put anything in the name of others."""
+def made_state(place: Path) -> Path:
+    """One of these places, made where it is missing. Raises OSError when it can't be used, or can't be trusted."""
     shared = place == FOR_ALL
     if not os.path.lexists(place):
         if shared and os.geteuid() != 0:
             raise FileNotFoundError(errno.ENOENT, "only root can make it", str(place))
+        _refuse_strange(place.parent)
         place.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             place.mkdir(mode=0o700)
     about = place.lstat()
     if shared and stat.S_ISDIR(about.st_mode) and os.geteuid() == about.st_uid == 0:
         place.chmod(_OPEN_TO_ALL)
-        about = place.lstat()
+    trusted_state(place)
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+    return place
+
+
+def trusted_state(place: Path) -> Path:
+    """One of these places, in which nobody but root and its users can have put anything in the name of others. Raises
+    OSError when it is not there, or is not so: a link, a folder of somebody else, below a folder of somebody else."""
+    _refuse_strange(place.parent)
+    about = place.lstat()
     sticky = about.st_uid == 0 and bool(about.st_mode & stat.S_ISVTX)
     own = about.st_uid == os.geteuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if not stat.S_ISDIR(about.st_mode) or not (own or sticky):
         raise PermissionError(errno.EPERM, "it is no folder of ours", str(place))
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
     return place
+
+
+def _refuse_strange(place: Path) -> None:
+    """Whoever owns a folder on the way (the home that sudo has kept, say) could lead us anywhere."""
+    fine = {0, os.geteuid(), Path("/").lstat().st_uid}  # in a user namespace, root may be seen as another
+    for one in (place, *place.parents):
+        if os.path.lexists(one) and one.lstat().st_uid not in fine:
+            raise PermissionError(errno.EPERM, f"{one} belongs to another user", str(place))
+
+
+def user_name(uid: int) -> str:
+    """The user's name; the number where there is none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def fingerprint(path: Path) -> str:

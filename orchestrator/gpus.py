@@ -3,35 +3,38 @@ driver may never answer."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
-import pwd
 import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
-from xml.etree import ElementTree
 
-from orchestrator import process
+from orchestrator import neighbours, process
+from orchestrator.formats.monitor import UNSEEN_BYTES
 from orchestrator.model import ToolProbe
+from orchestrator.names import spans
 from orchestrator.standalone import nvml
 from orchestrator.visible import ORDER, VARIABLE, visible
 
 if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
     from orchestrator.machine import Machine
 
 SMI = ToolProbe("nvidia-smi", places=("/usr/lib/wsl/lib/nvidia-smi",))
 """Only looked for, never asked for its version: that is the driver's, and each question may mean to wait."""
-UNSEEN_BYTES = 64 << 20
-"""More memory in use than this belongs to some process, whether or not the driver shows it."""
+WAKE = "reboot: a driver that hangs can't be unloaded (sudo dmesg | grep -i xid may say why)"
+"""What helps against one that does not answer."""
 LIMIT_VARIABLE = "PROFRUN_GPU_LIMIT_S"
 """The environment variable that shortens, or lengthens, how long a driver may take to answer."""
+_LIMIT_S = 10.0
 _SILENCE = "no answer"
 """In what `process.ask` says of a command that took too long."""
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"
-"""PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,6 @@ class Gpu:
     sm_mhz: int | None = None
     graphics_mhz: int | None = None
     memory_mhz: int | None = None
-    max_sm_mhz: int | None = None
     max_graphics_mhz: int | None = None
     max_memory_mhz: int | None = None
     applications_graphics_mhz: int | None = None
@@ -76,7 +78,6 @@ class Gpu:
     utilization_pct: tuple[int, ...] = ()
     """One value for each look at it within the window."""
     temperature_c: int | None = None
-    slowdown_c: int | None = None
     clock_reasons: int | None = None
     """Bit mask of what holds the clocks down (NVML's clocks event reasons)."""
     processes: tuple[GpuProcess, ...] = ()
@@ -85,7 +86,16 @@ class Gpu:
     def why_unknown(self, name: str) -> str:
         """Why a field is None, in words."""
         error = self.errors.get(name, "NOT_SUPPORTED")
-        return {"NOT_SUPPORTED": "not offered by this GPU", "NO_PERMISSION": "not told to this user"}.get(error, error)
+        return _ERROR_WORDS.get(error) or (error.replace("_", " ").lower() if re.fullmatch("[A-Z_]+", error) else error)
+
+
+_ERROR_WORDS = {
+    "NOT_SUPPORTED": "not offered by this GPU",
+    "NO_PERMISSION": "not told to this user",
+    "FUNCTION_NOT_FOUND": "this driver, or what asks it, is too old to tell",
+    "GPU_IS_LOST": "the GPU is lost",
+}
+"""NVML's names of errors, as far as they have better words."""
 
 
 @dataclass(frozen=True)
@@ -105,19 +115,22 @@ class Look:
 
 @dataclass(frozen=True)
 class Selection:
-    """The GPUs that a program with a given environment will use, in the order in which CUDA numbers them."""
+    """The GPUs that a program with a given environment will use, in the order in which CUDA numbers them; or those that
+    somebody has named. missing: names that no GPU bears."""
 
     gpus: tuple[Gpu, ...] = ()
     notes: tuple[str, ...] = ()
     why_none: str | None = None
+    missing: tuple[str, ...] = ()
 
 
 def limit_s() -> float:
     """How long a driver may take to answer a question or a command."""
-    try:
-        return float(os.environ.get(LIMIT_VARIABLE, ""))
-    except ValueError:
-        return 10.0
+    with contextlib.suppress(ValueError):
+        asked = float(os.environ.get(LIMIT_VARIABLE, ""))
+        if 0 < asked < math.inf:
+            return asked
+    return _LIMIT_S
 
 
 def look(machine: Machine, *, window_s: float = 0.0, timeout_s: float | None = None) -> Look:
@@ -135,7 +148,7 @@ def look(machine: Machine, *, window_s: float = 0.0, timeout_s: float | None = N
     if found.why_not and not found.silent:
         found = _through_smi(machine, window_s, until, found.why_not)
     if found.silent:
-        machine.gpu_silence = f"no answer in {limit:g} s"
+        machine.gpu_silence = f"{_SILENCE} of the GPUs' driver in {limit:g} s"
         return replace(found, why_not=machine.gpu_silence)
     return replace(found, processes_hidden=_processes_hidden(machine, found.gpus))
 
@@ -150,15 +163,30 @@ def selected(found: Look, env: Mapping[str, str]) -> Selection:
     return Selection(tuple(found.gpus[place] for place in seen.places), tuple(seen.notes), seen.why_none)
 
 
+def of_target(found: Look, machine: Machine) -> Selection:
+    """Those that the target will use, or uses; all of them where that can't be known."""
+    chosen = selected(found, machine.target_env)
+    unknown = machine.target_env_unknown
+    return replace(chosen, notes=(*chosen.notes, unknown)) if unknown and chosen.gpus else chosen
+
+
 def named(found: Look, names: Iterable[str]) -> Selection:
     """The GPUs that somebody has named, each by the driver's number, its UUID or the beginning of that."""
-    places, notes = [], []
+    places, notes, missing = [], [], []
     for name in names:
         seen = visible(found.gpus, {VARIABLE: name, ORDER: "PCI_BUS_ID"})
         places += seen.places
-        notes += [*seen.notes, *([] if seen.places else [f"there is no GPU {name}"])]
-    why_none = found.why_not or (None if places else "; ".join(notes))
-    return Selection(tuple(found.gpus[place] for place in dict.fromkeys(places)), tuple(notes), why_none)
+        notes += seen.notes
+        missing += [] if seen.places else [name]
+    why_none = found.why_not or (None if places else "; ".join(no_gpu(found, name) for name in missing))
+    chosen = tuple(found.gpus[place] for place in dict.fromkeys(places))
+    return Selection(chosen, tuple(notes), why_none, tuple(missing))
+
+
+def no_gpu(found: Look, name: str) -> str:
+    """That no GPU bears a name, and which there are."""
+    there = spans(gpu.index for gpu in found.gpus)
+    return f"there is no GPU {name}; there {'is' if len(found.gpus) == 1 else 'are'} {there or 'none'}"
 
 
 def _no_driver(machine: Machine) -> str | None:
@@ -206,40 +234,25 @@ def _gpu(machine: Machine, told: Mapping[str, Any]) -> Gpu:
 def _process(machine: Machine, pid: int, kind: Any, memory_bytes: int | None, name: str | None) -> GpuProcess:
     """With its user and command, where the process of that number here is the one that the driver means."""
     words = (machine.read(f"proc/{pid}/cmdline") or "").replace("\0", " ").strip()
-    same = words and (_all_pids_here(machine) or (name and words.split()[0].endswith(os.path.basename(name))))  # noqa: PTH119
+    called = bool(words and name and words.split()[0].endswith(os.path.basename(name)))  # noqa: PTH119
+    same = words and (called or neighbours.all_pids_here(machine))
     shown = None if not name or name.startswith("[") or name == "-" else name
     if not same:
         return GpuProcess(pid, kind, memory_bytes, None, shown)
-    return GpuProcess(pid, kind, memory_bytes, _user(machine, pid), words)
-
-
-def _user(machine: Machine, pid: int) -> str | None:
-    found = re.search(r"^Uid:\s+(\d+)", machine.read(f"proc/{pid}/status") or "", re.M)
-    try:
-        return pwd.getpwuid(int(found[1])).pw_name if found else None
-    except KeyError:
-        return found[1] if found else None
-
-
-def _all_pids_here(machine: Machine) -> bool:
-    """Whether we are where every process has its own number, and not in a container."""
-    try:
-        return os.readlink(machine.path("proc/self/ns/pid")) == _FIRST_PID_NAMESPACE  # noqa: PTH115
-    except OSError:
-        return True
+    return GpuProcess(pid, kind, memory_bytes, neighbours.user(machine, pid), words)
 
 
 def _processes_hidden(machine: Machine, gpus: Iterable[Gpu]) -> bool:
     """Whether processes may use a GPU that the driver does not list here."""
     unseen = any((gpu.memory_used_bytes or 0) > UNSEEN_BYTES and not gpu.processes and not gpu.mig for gpu in gpus)
-    return unseen or not _all_pids_here(machine)
+    return unseen or not neighbours.all_pids_here(machine)
 
 
 # ---------------------------------------------------------------- nvidia-smi
 
 _NUMBERS = {
     "index": "index", "sm_mhz": "clocks.sm", "graphics_mhz": "clocks.gr", "memory_mhz": "clocks.mem",
-    "max_sm_mhz": "clocks.max.sm", "max_graphics_mhz": "clocks.max.gr", "max_memory_mhz": "clocks.max.mem",
+    "max_graphics_mhz": "clocks.max.gr", "max_memory_mhz": "clocks.max.mem",
     "applications_graphics_mhz": "clocks.applications.gr", "applications_memory_mhz": "clocks.applications.mem",
     "default_applications_graphics_mhz": "clocks.default_applications.gr",
     "default_applications_memory_mhz": "clocks.default_applications.mem", "temperature_c": "temperature.gpu",
@@ -390,7 +403,9 @@ def _add_clocks(smi: _Smi, told: Mapping[str, dict[str, Any]]) -> None:
 
 
 def _add_from_xml(smi: _Smi, told: Mapping[str, dict[str, Any]]) -> None:
-    """The processes of both kinds and the temperature at which the GPU slows down stand nowhere else."""
+    """The processes of both kinds stand nowhere else."""
+    from xml.etree import ElementTree
+
     try:
         root = ElementTree.fromstring(smi.ask("-q", "-x"))
     except (_Refusal, ElementTree.ParseError) as error:
@@ -400,10 +415,9 @@ def _add_from_xml(smi: _Smi, told: Mapping[str, dict[str, Any]]) -> None:
     for gpu in root.iter("gpu"):
         known = told.get(gpu.findtext("uuid", "").strip(), {})
         known["processes"] = list(_listed(gpu))
-        known["slowdown_c"] = _number(gpu.findtext("temperature/gpu_temp_slow_threshold"))
 
 
-def _listed(gpu: ElementTree.Element) -> Iterator[dict[str, Any]]:
+def _listed(gpu: Element) -> Iterator[dict[str, Any]]:
     for one in gpu.iterfind("processes/process_info"):
         pid, used = _number(one.findtext("pid")), _number(one.findtext("used_memory"))
         if pid:

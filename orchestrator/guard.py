@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import cgroups, folder, journal, locks, privileged, process, redact, restoring
+from orchestrator import cgroups, folder, journal, keeper, locks, privileged, process, redact, restoring
 from orchestrator.keeper import Keeper
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ class Guard:
         self.journal: Journal | None = None
         self.why_none = ""
         self.keeper: Keeper | None = None
+        self._claims: tuple[str, ...] = ()
+        self._apart: int | None = None
+        """The keeper that was put where it survives the end of a job."""
 
     # ------------------------------------------------------------ before anything is made
 
@@ -40,11 +43,17 @@ class Guard:
 
         Raises BusyError when another run holds it longer than `wait_s` (None: at all), KeyboardInterrupt when a signal
         comes meanwhile."""
+        self._claims = tuple(claims)
+        meanwhile = "another run may change the same settings meanwhile"
         try:
-            _open_place_for_all(claims)
+            if claims and next(folder.state_places()) == folder.FOR_ALL:  # else two users would not know of each other
+                privileged.place()
             self._take(claims, wait_s, received)
         except OSError as error:
-            self._warn(f"no lock can be taken ({error.strerror}): another run may change the same settings meanwhile")
+            self._warn(f"no lock can be taken ({error.strerror}): {meanwhile}")
+        for claim, why in self._locks.lost.items():
+            self._warn(f"{claim} can't be locked: {why}: {meanwhile}; next: remove that file")
+        self._locks.sign(journal.about("", "", ()))
         for line in restoring.at_start(self._locks):
             self._warn(line)
 
@@ -67,7 +76,7 @@ class Guard:
 
     def open(self, run: str, report: Folder, scratch: Path, *, changes: bool, public: bool) -> None:
         """Opens the journal, where the run may change something, and starts the keeper."""
-        about = journal.about(run, str(report.path.absolute()), self._locks.claims)
+        about = journal.about(run, str(report.path.absolute()), self._claims)
         self._locks.sign(about)
         if changes:
             try:
@@ -91,12 +100,20 @@ class Guard:
             return
         if not self.keeper.ready():
             self._warn("the keeper has not come up: should profrun be killed, profrun env restore mends")
-        elif note := cgroups.set_apart(self._machine, self.keeper.pid):
+        else:
+            self._set_apart(self.keeper)
+
+    def _set_apart(self, one: Keeper) -> None:
+        self._apart = one.pid
+        if note := cgroups.set_apart(self._machine, one.pid):
             self._warn(note)
 
     def pass_begins(self, mark: str, attached: Sequence[int]) -> None:
         if self.keeper:
             self.keeper.pass_begins(mark, attached)
+            if self._apart not in (None, self.keeper.pid):  # somebody has ended that one: it was replaced
+                self._set_apart(self.keeper)
+        self._note("pass", **keeper.known_of(mark, attached))
 
     def started(self, pid: int) -> None:
         if self.keeper:
@@ -105,6 +122,13 @@ class Guard:
     def pass_ends(self) -> None:
         if self.keeper:
             self.keeper.idle()
+        self._note("idle")
+
+    def _note(self, event: str, **known: Any) -> None:
+        """In the journal, too: the keeper may be killed with us."""
+        if self.journal:
+            with contextlib.suppress(OSError):  # the machine can be put back without it
+                self.journal.write(event, **known)
 
     def close(self) -> None:
         """The machine is as it was, as far as that was possible: lets everything go."""
@@ -113,22 +137,11 @@ class Guard:
         if self.journal:
             if not journal.deeds(self.journal.entries):
                 self.journal.delete()
+            elif self.journal.remains():
+                self._note("left")
             self.journal.close()
         self._locks.release()
         self.keeper = self.journal = None
-
-
-def _open_place_for_all(claims: Sequence[str]) -> None:
-    """Lets the root helper make the folder that every user sees: else two users would not know of each other."""
-    place = next(folder.state_places())
-    if (
-        claims
-        and os.geteuid() != 0
-        and place == folder.FOR_ALL
-        and not place.exists()
-        and privileged.available().allowed
-    ):
-        process.ask(("sudo", "-n", privileged.HELPER, "place"))
 
 
 def _mirror(report: Folder) -> Callable[[dict[str, Any]], None]:

@@ -10,15 +10,17 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from orchestrator import folder, journal, process, redact
+from orchestrator.model import Process
 
 READY_LIMIT_S = 15.0
 _STARTED_LATE_S = 0.2
+_INNER_PATIENCE_S = 30.0
 _SCRIPT = Path(__file__).parent / "standalone" / "keeper.py"
 
 
@@ -58,12 +60,7 @@ class Keeper:
     def pass_begins(self, mark: str, attached: Sequence[int] = ()) -> None:
         """From now on this pass is under way: everything marked so is ended if we die. Processes that are attached to
         are never ended, and go on if a dying tool leaves them stopped."""
-        tree = [pid for root in attached for pid in (root, *process.descendants(root))]
-        about = {
-            "mark": mark,
-            "attached": {pid: process.born(pid) for pid in tree if process.state(pid) not in ("T", "t")},
-        }
-        self._tell("pass", json.dumps(about))
+        self._tell("pass", json.dumps(known_of(mark, attached)))
 
     def started(self, pid: int) -> None:
         """The target of the pass."""
@@ -86,6 +83,15 @@ class Keeper:
             self._attendant.close(0.0)
             with contextlib.suppress(OSError):
                 self._attendant = self._start()
+
+
+def known_of(mark: str, attached: Sequence[int]) -> dict[str, Any]:
+    """A pass, as far as `end_pass` has to know it."""
+    tree = [pid for root in attached for pid in (root, *process.descendants(root))]
+    return {
+        "mark": mark,
+        "attached": {pid: process.born(pid) for pid in tree if process.state(pid) not in ("T", "t")},
+    }
 
 
 def _place_of(package: str) -> str:
@@ -129,15 +135,45 @@ def end_pass(passing: Sequence[Mapping[str, Any]]) -> list[str]:
     """Ends what the pass had started; gives back what that was. A process that was attached to goes on."""
     if not passing:
         return []
-    mark, attached = str(passing[0].get("mark") or ""), passing[0].get("attached") or {}
-    targets = {about["pid"]: about.get("born") for about in passing[1:] if isinstance(about.get("pid"), int)}
-    ours = _marked(mark) if attached else _tree(mark, targets)
-    ended = process.end(ours)
+    attached, ours = passing[0].get("attached") or {}, _ours(passing)
+    ended = end(ours)
     time.sleep(_STARTED_LATE_S)  # for what was just between its fork and its exec
-    ended += process.end(ours)
+    ended += end(ours)
     alive = [int(pid) for pid, born in attached.items() if process.born(int(pid)) == born]
     process.continue_stopped(pid for root in alive for pid in (root, *process.descendants(root)))
-    return [f"pid {one.pid}: {' '.join(redact.argv(one.argv))}" for one in ended]
+    return [_shown(one) for one in ended]
+
+
+def end(pids: Callable[[], list[int]]) -> list[Process]:
+    """Ends every process that `pids` names; a profrun among them first, which gets the time to put back what it has
+    changed. Should that not be enough, its keeper goes on: see `apart`. Gives back what had to be ended."""
+
+    def inner() -> list[int]:
+        return [pid for pid in pids() if any(map(_is_keeper, process.children(pid)))]
+
+    return [*process.end(inner, _INNER_PATIENCE_S), *process.end(pids)]
+
+
+def apart(pids: Iterable[int]) -> set[int]:
+    """Of these what must not be ended, as nobody else would put the machine back: keepers, ours or that of a profrun in
+    the target, and the commands with which a run changes its machine and puts it back, with all that they start."""
+    roots = [pid for pid in pids if _is_keeper(pid) or _changes_machine(pid)]
+    return {pid for root in roots for pid in (root, *process.descendants(root))}
+
+
+def running(passing: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the pass had started and what still runs."""
+    return [_shown(process.describe(pid)) for pid in _ours(passing)() if process.alive(pid)] if passing else []
+
+
+def _shown(one: Process) -> str:
+    return f"pid {one.pid}: {' '.join(redact.argv(one.argv))}"
+
+
+def _ours(passing: Sequence[Mapping[str, Any]]) -> Callable[[], list[int]]:
+    mark = str(passing[0].get("mark") or "")
+    targets = {about["pid"]: about.get("born") for about in passing[1:] if isinstance(about.get("pid"), int)}
+    return _marked(mark) if passing[0].get("attached") else _tree(mark, targets)
 
 
 def _marked(mark: str) -> Callable[[], list[int]]:
@@ -154,14 +190,17 @@ def _tree(mark: str, targets: Mapping[int, Any]) -> Callable[[], list[int]]:
         leaders = {pid for pid in family if process.session(pid) == pid}
         leaders |= {pid for pid in targets if process.born(pid) is None}  # a dead leader's number is not given again
         family |= {pid for pid in process.everybody() if process.session(pid) in leaders}
-        return sorted(pid for pid in family if not _is_keeper(pid))
+        return sorted(family - apart(family))
 
     return found
 
 
 def _is_keeper(pid: int) -> bool:
-    """Ours, or that of a profrun in the target, which has its own machine to put back."""
     return str(_SCRIPT.relative_to(_SCRIPT.parents[2])) in " ".join(process.argv_of(pid)[3:4])
+
+
+def _changes_machine(pid: int) -> bool:
+    return bool(journal.MARK.match((process.environ_of(pid) or {}).get(process.MARKER, "")))
 
 
 def _put_back(about: Mapping[str, Any]) -> list[str]:
@@ -184,15 +223,10 @@ def _mirror(about: Mapping[str, Any]) -> Callable[[dict[str, Any]], None]:
 
 def _log(about: Mapping[str, Any], said: Sequence[str]) -> None:
     report = Path(str(about.get("report")))
-    scratch = [place for place in map(Path, _texts(about.get("scratch"))) if place.is_dir()]
+    scratch = [place for place in (Path(str(about.get("scratch"))),) if place.is_dir()]
     for line in (*said, *(f"what the pass had written by then lies in {place}" for place in scratch)):
         with contextlib.suppress(OSError):
             folder.Folder(report, redact.in_text).append("run.log", line)
     for place in (report, *scratch):
         with contextlib.suppress(OSError):
             folder.hand_over(place)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value

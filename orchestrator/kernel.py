@@ -7,10 +7,10 @@ import contextlib
 import gzip
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from orchestrator import cpufreq, neighbours
+from orchestrator import cpufreq, neighbours, process
 from orchestrator.model import Knob
 from orchestrator.units import show_bytes
 
@@ -45,13 +45,13 @@ MEANINGS: dict[str, tuple[str, dict[str, str]]] = {
         "address randomisation",
         {
             "0": "off",
-            "1": "stack and libraries lie elsewhere in each run",
-            "2": "stack, libraries and heap lie elsewhere in each run",
+            "1": "stack and libraries move",
+            "2": "stack, libraries and heap move",
         },
     ),
     "proc/sys/kernel/numa_balancing": (
         "NUMA balancing",
-        {"0": "off", "1": "pages move to where they are used, by page faults", "2": "pages move by memory tier"},
+        {"0": "off", "1": "pages move to where they are used", "2": "pages move by memory tier"},
     ),
     "proc/sys/kernel/nmi_watchdog": (
         "NMI watchdog",
@@ -63,11 +63,11 @@ MEANINGS: dict[str, tuple[str, dict[str, str]]] = {
 
 def processors(machine: Machine) -> Iterator[Knob]:
     """Which processors a program started here gets, and by which clock it reads the time."""
-    allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", machine.read("proc/self/status") or "", re.M)
+    allowed = process.cpus_allowed(machine.read("proc/self/status"))
     if allowed:
         online = machine.read("sys/devices/system/cpu/online")
-        fewer = online is not None and online != allowed[1]
-        yield Knob("usable CPUs", allowed[1], online, note="fewer than there are" if fewer else None)
+        fewer = online is not None and online != allowed
+        yield Knob("usable CPUs", allowed, online, note="fewer than there are" if fewer else None)
     yield from _quota(machine)
     isolated = machine.read("sys/devices/system/cpu/isolated")
     if isolated:
@@ -125,7 +125,8 @@ def _knob(
 def _meanings(machine: Machine, file: str) -> Iterator[Knob]:
     value, (name, meanings) = machine.read(file), MEANINGS[file]
     if value is not None:
-        yield _knob(machine, name, value, file, ", ".join(meanings), meanings.get(value))
+        meaning = f" ({meanings[value]})" if value in meanings else ""
+        yield _knob(machine, name, value + meaning, file, ", ".join(meanings))
 
 
 def _number(machine: Machine, name: str, file: str, limits: str) -> Iterator[Knob]:
@@ -163,32 +164,51 @@ def _swap(machine: Machine) -> Iterator[Knob]:
 
 
 def _quota(machine: Machine) -> Iterator[Knob]:
-    """The smallest share of time that a control group on the way to the top allows, in processors."""
-    limits = [limit for limit in _quotas(machine) if limit is not None]
-    if limits:
+    quota = tightest(machine, "cpu")
+    if quota is not None:
         note = "of the container or job: beyond it all threads stand still for the rest of each period"
-        yield Knob("CPU quota", f"{min(limits):g} CPUs", note=note)
+        yield Knob("CPU quota", f"{quota:.3g} CPUs", note=note)
 
 
-def _quotas(machine: Machine) -> Iterator[float | None]:
+def tightest(machine: Machine, what: str) -> float | None:
+    """The smallest limit of our control groups up to the root: `memory` in bytes, `cpu` in processors, `pids` in
+    processes that may still be started; None where nothing limits them."""
+    found = [limit for place in _groups(machine, what) if (limit := _limit(machine, place, what)) is not None]
+    return min(found, default=None)
+
+
+def _groups(machine: Machine, what: str) -> Iterator[str]:
+    """The control group of this process and all above it, in version 2 and in the hierarchy of version 1."""
     for line in (machine.read("proc/self/cgroup") or "").splitlines():
-        _, controllers, path = line.split(":", 2)
-        second = not controllers
-        if second or "cpu" in controllers.split(","):
-            for place in (Path(path), *Path(path).parents):
-                yield (_second if second else _first)(machine, str(place).strip("/"))
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        tops = [f"sys/fs/cgroup/{what}"] if what in controllers.split(",") else []
+        tops += ["sys/fs/cgroup"] if not controllers else []
+        own = PurePosixPath(path.lstrip("/") or ".")
+        yield from (f"{top}/{place}".removesuffix("/.") for top in tops for place in (own, *own.parents))
 
 
-def _second(machine: Machine, group: str) -> float | None:
-    """`max 100000` or `150000 100000` in cpu.max (the kernel's Documentation/admin-guide/cgroup-v2)."""
-    quota, _, period = (machine.read(f"sys/fs/cgroup/{group}/cpu.max") or "").partition(" ")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+_UNLIMITED_BYTES = 1 << 60
+"""What version 1 shows for no limit is a little below 2^63."""
 
 
-def _first(machine: Machine, group: str) -> float | None:
-    folder = f"sys/fs/cgroup/cpu/{group}"
-    quota, period = (machine.read(f"{folder}/cpu.cfs_{word}_us") or "" for word in ("quota", "period"))
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+def _limit(machine: Machine, place: str, what: str) -> float | None:
+    """`max 100000` or `150000 100000` in cpu.max (the kernel's Documentation/admin-guide/cgroup-v2), -1 in
+    cpu.cfs_quota_us of version 1: no limit."""
+
+    def whole(name: str) -> int | None:
+        text = machine.read(f"{place}/{name}") or ""
+        return int(text) if text.isdecimal() else None
+
+    if what == "memory":
+        limit = whole("memory.max") or whole("memory.limit_in_bytes")
+        return limit if limit is not None and limit < _UNLIMITED_BYTES else None
+    if what == "pids":
+        most, now = whole("pids.max"), whole("pids.current")
+        return None if most is None or now is None else most - now
+    quota, _, period = (machine.read(f"{place}/cpu.max") or "").partition(" ")
+    second = quota.isdecimal() and period.isdecimal()
+    share, of = (int(quota), int(period)) if second else (whole("cpu.cfs_quota_us"), whole("cpu.cfs_period_us"))
+    return share / of if share is not None and of else None
 
 
 def _timer_hz(machine: Machine) -> str | None:

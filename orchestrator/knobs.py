@@ -144,9 +144,8 @@ def _table(found: Found) -> Table:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for title in ("", "now", "set by"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("possible")
+    for title, whole in (("", True), ("now", False), ("set by", True), ("possible", False)):
+        table.add_column(title, no_wrap=whole, overflow="fold")
     for number, group in enumerate(found.groups):
         if number:
             table.add_row()

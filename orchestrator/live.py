@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from orchestrator import process
+from orchestrator import keeper, process
 from orchestrator.inject import boot
 from orchestrator.inside import Inside, is_injected
 from orchestrator.model import (
@@ -239,7 +239,7 @@ class LivePass:
 
     def _target(self) -> Target:
         target, wanted = self.context.target, self.context.child
-        env = {name: text for name, text in {**target.env, **wanted.set}.items() if name not in wanted.unset}
+        env = wanted.environment(target.env)
         values = dict(zip(env, substitute(env.values(), self.names), strict=True))
         return replace(target, argv=substitute(target.argv, self.names), env={**values, process.MARKER: self.mark})
 
@@ -684,7 +684,8 @@ class LivePass:
         elif len(self._ladder.sent) == 1 and number != signal.SIGKILL:
             process.send_group(main, number)
         else:
-            for pid in reversed([main, *process.descendants(main)]):
+            family = [main, *process.descendants(main)]
+            for pid in reversed([pid for pid in family if pid not in keeper.apart(family)]):
                 process.send(pid, number)
                 process.send(pid, signal.SIGCONT)
 
@@ -804,7 +805,7 @@ class LivePass:
             process.continue_stopped(pid for pid in self.context.pids if pid not in self._stopped_before)
             return
         if self.context.end_leftovers or self.ended_by in ("timeout", "interrupt"):
-            self.killed += process.end(self._left)
+            self.killed += keeper.end(self._left)
         # one without a command line is ending right now
         self.leftovers = [seen for seen in map(process.describe, self._left()) if seen.argv]
         for pid in process.continue_stopped(self._left()):
@@ -812,8 +813,8 @@ class LivePass:
         process.reap_orphans()
 
     def _left(self) -> list[int]:
-        ours = set(process.descendants(os.getpid())) | set(process.marked(self.mark))
-        return sorted(pid for pid in ours - self._before - self._aide_pids() if process.alive(pid))
+        ours = {*process.descendants(os.getpid()), *process.marked(self.mark)} - self._before - self._aide_pids()
+        return sorted(pid for pid in ours - keeper.apart(ours) if process.alive(pid))
 
     def _remove_litter(self, member: Member) -> None:
         """Files that a tool left outside its directory and that nobody needs; they may hold the environment."""

@@ -15,11 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import folder
+from orchestrator import folder, process
 from orchestrator.errors import BusyError
 
-_EVERYBODY_MAY = 0o666
+_EVERYBODY_READS = 0o644
+"""Which is enough to lock it, and to see who has."""
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _LONGEST_BYTES = 4096
+_PROC_LOCKS, _OWN_PIDS = Path("/proc/locks"), Path("/proc/self/ns/pid")
+_FIRST_PIDS = 0xEFFFFFFC
+"""The number of the first PID namespace (include/uapi/linux/nsfs.h, PID_NS_INIT_INO)."""
 _SAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -45,6 +50,8 @@ class Locks:
 
     def __init__(self) -> None:
         self._held: dict[str, int] = {}
+        self.lost: dict[str, str] = {}
+        """Claims that can't be locked, and why: something else lies where their file should."""
 
     @property
     def claims(self) -> frozenset[str]:
@@ -56,20 +63,21 @@ class Locks:
         return tuple(self._held.values())
 
     def take(self, claims: Iterable[str]) -> list[Holder]:
-        """Takes all of these that are not held yet; else gives back who is in the way. Raises OSError where no lock can
-        be taken at all."""
+        """Takes all of these that are not held yet; else gives back who is in the way. What can't be locked is `lost`.
+        Raises OSError where no lock can be taken at all."""
         wanted = sorted(set(claims) - self._held.keys())
         place = folder.state_folder() if wanted else Path()
         new: dict[str, int] = {}
         busy: list[Holder] = []
-        try:
-            for claim in wanted:
-                fd = _open(place / f"lock-{_SAFE.sub('-', claim)}")
-                new[claim] = fd
-                busy += [] if _locked(fd) else [_holder(claim, fd)]
-        except OSError:
-            _close(new)
-            raise
+        self.lost = {}
+        for claim in wanted:
+            path = place / f"lock-{_SAFE.sub('-', claim)}"
+            try:
+                new[claim], free = _taken(path)
+            except OSError as error:
+                self.lost[claim] = f"{path} (owner {_owner(path) or 'unknown'}): {error.strerror}"
+            else:
+                busy += [] if free else [_holder(claim, new[claim])]
         if busy:
             _close(new)
         else:
@@ -80,17 +88,12 @@ class Locks:
         """Writes into each lock who holds it."""
         text = json.dumps({name: about.get(name) for name in ("pid", "user", "since", "report")}).encode()
         for fd in self._held.values():
-            with contextlib.suppress(
-                OSError
-            ):  # one that somebody else made without leave to write: it locks all the same
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, text[:_LONGEST_BYTES], 0)
+            _write(fd, text[:_LONGEST_BYTES])
 
     def release(self) -> None:
         """Lets all go, also for those that have inherited them."""
         for fd in self._held.values():
-            with contextlib.suppress(OSError):
-                os.ftruncate(fd, 0)
+            _write(fd, b"")
             with contextlib.suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
@@ -108,34 +111,89 @@ def busy(holders: Iterable[Holder]) -> BusyError:
     )
 
 
+def is_locked(about: os.stat_result) -> bool | None:
+    """Whether some process holds a lock on that file, also one that we may not open; None: that can't be seen from
+    here."""
+    return None if (found := _holders(about)) is None else bool(found)
+
+
+def _holders(about: os.stat_result) -> list[int] | None:
+    """Who has taken a lock on a file (proc_locks(5)); None where the kernel hides the locks of others, as it does from
+    inside a container."""
+    name = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
+    try:
+        lines = [line.split() for line in _PROC_LOCKS.read_text().splitlines()]
+    except OSError:
+        return None
+    found = [int(words[4]) for words in lines if words[1:2] == ["FLOCK"] and words[5:6] == [name]]
+    return found if found or _sees_all() else None
+
+
+def _sees_all() -> bool:
+    """Whether this is the machine's first PID namespace: in others those outside are hidden."""
+    with contextlib.suppress(OSError):
+        return _OWN_PIDS.stat().st_ino == _FIRST_PIDS
+    return False
+
+
+def _taken(path: Path) -> tuple[int, bool]:
+    """(the lock's descriptor, whether the lock is ours now). One that was removed before we had it locks nothing."""
+    while True:
+        fd = _open(path)
+        try:
+            free = _locked(fd)
+            if not free or _is_there(fd, path):
+                return fd, free
+        except OSError:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _is_there(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
 def _open(path: Path) -> int:
     """Opens the file, and makes it where it is missing. First without O_CREAT: with that, the kernel keeps even root
     from opening the file of another user in a folder like this one (fs.protected_regular)."""
     while True:
         try:
-            return _regular(_open_existing(path), path)
+            return _open_existing(path)
         except FileNotFoundError:
             pass
         with contextlib.suppress(FileExistsError):
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _EVERYBODY_MAY)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _EVERYBODY_READS)
             with contextlib.suppress(OSError):
-                os.fchmod(fd, _EVERYBODY_MAY)  # whatever the umask is
+                os.fchmod(fd, _EVERYBODY_READS)  # whatever the umask is
             return fd
 
 
 def _open_existing(path: Path) -> int:
+    """Its owner writes into it, all others only lock it. Anybody may have put anything there."""
+    ours = path.lstat().st_uid == os.geteuid()
     flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
-        return os.open(path, os.O_RDWR | flags)
+        fd = os.open(path, (os.O_RDWR if ours else os.O_RDONLY) | flags)
     except PermissionError:
-        return os.open(path, os.O_RDONLY | flags)
+        fd = os.open(path, os.O_RDONLY | flags)
+    about = os.fstat(fd)
+    if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is no lock: it is no file, or has another name elsewhere")
+    if ours and about.st_mode & _WRITABLE_BY_OTHERS:
+        with contextlib.suppress(OSError):
+            os.fchmod(fd, _EVERYBODY_READS)
+    return fd
 
 
-def _regular(fd: int, path: Path) -> int:
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    raise OSError(errno.EINVAL, "it is no file", str(path))
+def _owner(path: Path) -> str | None:
+    with contextlib.suppress(OSError):
+        return folder.user_name(path.lstat().st_uid)
+    return None
 
 
 def _locked(fd: int) -> bool:
@@ -146,18 +204,28 @@ def _locked(fd: int) -> bool:
     return True
 
 
+def _write(fd: int, text: bytes) -> None:
+    with contextlib.suppress(OSError):  # one of somebody else, or a full disk: it locks all the same
+        if os.fstat(fd).st_uid == os.geteuid():
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, text, 0)
+
+
 def _close(held: Mapping[str, int]) -> None:
     for fd in held.values():
         os.close(fd)
 
 
 def _holder(claim: str, fd: int) -> Holder:
-    """What a lock's file says; anybody may have written it."""
+    """Who holds it: what its file says, unless the kernel knows of another (who may not write into the file). Anybody
+    may have written it."""
     try:
         said = json.loads(os.pread(fd, _LONGEST_BYTES, 0))
     except (OSError, ValueError):
         said = {}
     said = said if isinstance(said, dict) else {}
+    pid, known = said.get("pid"), _holders(os.fstat(fd)) or []
+    if known and pid not in known and process.alive(known[0]):
+        return Holder(claim, known[0], _owner(Path(f"/proc/{known[0]}")))
     words = {name: str(said[name])[:200] for name in ("user", "since", "report") if said.get(name)}
-    pid = said.get("pid")
     return Holder(claim, pid if isinstance(pid, int) else None, **words)

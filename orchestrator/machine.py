@@ -50,10 +50,14 @@ class Machine:
         self._tools: dict[ToolProbe, Tool] = {}
         self.target_env: Mapping[str, str] = os.environ
         """The environment that the target will start with, as far as it is known: it decides which GPUs it sees."""
+        self.target_env_unknown: str | None = None
+        """Why that is not what the target was started with, where it runs already."""
         self.gpu_silence: str | None = None
         """That the GPUs' driver has not answered within the limit, once it has not: it is not asked again."""
         self.target_pids: tuple[int, ...] = ()
         """The processes that are attached to; empty when profrun starts the target."""
+        self.target_cpus: tuple[int, ...] = ()
+        """The CPUs that the plan binds the target to; empty when to none."""
 
     # ------------------------------------------------------------ tools
 
@@ -97,6 +101,10 @@ class Machine:
     @property
     def is_root(self) -> bool:
         return os.geteuid() == 0
+
+    def is_wsl(self) -> bool:
+        """Linux below Windows: its kernel says so."""
+        return "microsoft" in (self.read("proc/sys/kernel/osrelease") or "").lower()
 
     def yama_scope(self) -> int | None:
         """kernel.yama.ptrace_scope; None where the kernel has no Yama."""

@@ -260,6 +260,22 @@ class Child:
     inject: Mapping[str, Any] = field(default_factory=dict)
     """Settings for what profrun adds to the target's own Python, by part: `seeds`, `torch`, ... (see inject/)."""
 
+    def then(self, second: Child) -> Child:
+        """What both want; the second wins where they differ."""
+        return Child(
+            set={**{k: v for k, v in self.set.items() if k not in second.unset}, **second.set},
+            unset=(*(name for name in self.unset if name not in second.set), *second.unset),
+            affinity=second.affinity if second.affinity is not None else self.affinity,
+            nice=second.nice if second.nice is not None else self.nice,
+            personality=second.personality if second.personality is not None else self.personality,
+            numa_node=second.numa_node if second.numa_node is not None else self.numa_node,
+            inject={**self.inject, **second.inject},
+        )
+
+    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The variables that a program gets which would have got `env`."""
+        return {name: text for name, text in {**env, **self.set}.items() if name not in self.unset}
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -485,6 +501,7 @@ class Reply:
     status: StepStatus
     reason: str
     detail: str | None = None
+    fix: str | None = None
 
 
 @dataclass(frozen=True)
@@ -496,6 +513,13 @@ class Run:
     part: str = ""
     replies: tuple[Reply, ...] = ()
     """The first that fits counts. None fits: the exit status does."""
+    through: str = ""
+    """What answers it, where several commands speak to the same (a driver): once that has not answered in time, no
+    other of them is tried."""
+    wanted: str | None = None
+    """What it sets, as a user reads it."""
+    was: str | None = None
+    """What stood there before, likewise; None: unknown."""
 
 
 @dataclass(frozen=True)
@@ -506,6 +530,10 @@ class Hold:
     path: str
     text: str
     part: str = ""
+    shown: str | None = None
+    """What is held, as a user reads it, where that is not `text` (hexadecimal microseconds)."""
+    was: str | None = None
+    """What held before, likewise; None: unknown."""
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,18 @@ def unseen(machine: Machine) -> str | None:
     return f"processes outside this container ({container}) can't be seen from here" if container else None
 
 
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
+"""PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h."""
+
+
+def all_pids_here(machine: Machine) -> bool:
+    """Whether we are where every process has its own number, and not in a container."""
+    try:
+        return os.readlink(machine.path("proc/self/ns/pid")) == _FIRST_PID_NAMESPACE  # noqa: PTH115
+    except OSError:
+        return True
+
+
 def some(texts: Iterable[str], most: int = 3) -> str:
     """The first few, and how many more there are."""
     listed = list(texts)

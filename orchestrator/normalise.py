@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import statistics
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import zip_longest
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from orchestrator import imported, registry, stats, told
 from orchestrator.env_steps.base import Step
 from orchestrator.errors import ParseError
 from orchestrator.model import IN_FORCE, Capture, Metric, PassRecord, StepRecord, Tool
+from orchestrator.tables import SCHEMAS
 
 if TYPE_CHECKING:
     import pandas
@@ -135,14 +136,19 @@ def _as_seen(
     monitor saw of them during the passes."""
     started = next((inner[p.id].started for p in passes if inner[p.id].started), ())
     done = []
-    for step, record in zip_longest(plan.environment, environment):
-        if record is None:
-            break
+    for step, record in _with_steps(plan, environment):
         if step is not None:
             record = _started_with(step, record, started) if started and record.status in IN_FORCE else record
             record = watch.over(step, record)
         done.append(record)
     return tuple(done)
+
+
+def _with_steps(plan: Plan, records: Sequence[StepRecord]) -> Iterator[tuple[Step | None, StepRecord]]:
+    """Each record with its step of the plan. A report that was added to has records of several runs, one after the
+    other, and the plan of one of them."""
+    turns = {use: cycle([step for step in plan.environment if step.use == use]) for use in {r.use for r in records}}
+    return ((next(turns[record.use], None), record) for record in records)
 
 
 def _started_with(step: Step, record: StepRecord, started: Sequence[Mapping[str, Any]]) -> StepRecord:
@@ -164,8 +170,9 @@ class _Watch:
     log: Callable[[str], None]
 
     def over(self, step: Step, record: StepRecord) -> StepRecord:
-        """What a step finds that was not in force is kept, and not judged."""
-        if not self.samples or not record.before or type(step).during is Step.during:
+        """What a step finds that was not in force is kept, and not judged. Where nothing was sampled, it may say what
+        that leaves open."""
+        if not record.before or type(step).during is Step.during:
             return record
         try:
             seen, judged = step.during(record.before, self._frame)
@@ -175,15 +182,22 @@ class _Watch:
         record = replace(record, during=seen or record.during)
         if judged is None or record.status not in (*IN_FORCE, "drifted"):
             return record
-        both = (record.reason if record.status == "drifted" else None, judged.reason)
+        if judged.status in IN_FORCE:
+            reason = "; ".join(filter(None, (record.reason, judged.reason))) or None
+            return replace(record, reason=reason, fix=record.fix or judged.fix)
+        still_counts = record.status == "drifted" or record.fix or record.restored is False
+        both = (judged.reason, record.reason if still_counts else None)
         reason = "; ".join(filter(None, both)) or None
-        return replace(record, status=judged.status, reason=reason, detail=judged.detail, fix=judged.fix or record.fix)
+        fix = "; ".join(dict.fromkeys(filter(None, (judged.fix, record.fix)))) or None
+        return replace(record, status=judged.status, reason=reason, detail=judged.detail, fix=fix)
 
     @cached_property
     def _frame(self) -> pandas.DataFrame:
         import pandas
 
-        return pandas.concat([pandas.DataFrame(dict(table.columns)) for table in self.samples], ignore_index=True)
+        nothing = pandas.DataFrame(columns=[column.name for column in SCHEMAS["samples"]])
+        found = [pandas.DataFrame(dict(table.columns)) for table in self.samples]
+        return pandas.concat(found, ignore_index=True) if found else nothing
 
 
 def rebuilt(capture: Capture) -> Collector:

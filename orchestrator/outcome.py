@@ -83,7 +83,7 @@ def _environment(steps: Sequence[StepRecord], failed: bool) -> Verdict | None:
     words = "; ".join(f"{s.use}: {s.reason or s.status.replace('_', ' ')}" for s in bad)
     left = any(s.restored is False for s in bad)
     what = "the machine could not be put back" if left else "the environment was not as the plan wants it"
-    return EXIT_ENVIRONMENT, "environment_failed", f"{what}: {words}"
+    return EXIT_ENVIRONMENT, "environment_failed", f"{what}: {words}" + ("; next: profrun env restore" if left else "")
 
 
 def _captures(captures: Sequence[Capture]) -> Verdict | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.env_steps.base import Step
+from orchestrator.env_steps.base import Step, too_late
 from orchestrator.errors import PreflightError
 from orchestrator.model import Check, Pass
 
@@ -42,7 +42,8 @@ class Preflight:
         """Why nothing may run: a step that the plan insists on can't work, or no collector can; None when it may."""
         for step, checks in self.steps:
             if step.on_fail == "fail" and (bad := _obstacle(checks)):
-                return PreflightError(f"the plan's environment can't be made here: {bad.message}", "", bad.fix or "")
+                said = f"the plan's environment can't be made here: {step.use}: {bad.message}"
+                return PreflightError(said, "", bad.fix or "")
         if any(self.able(planned) for planned in passes):
             return None
         bad_ones = [bad for _, checks in self.checks if (bad := _obstacle(checks))]
@@ -62,17 +63,27 @@ def preflight(run: Run, machine: Machine) -> Preflight:
 def ask(run: Run, machine: Machine) -> Preflight:
     """What every collector and every environment step says of this machine."""
     members = tuple((member, tuple(_checks(member, machine, bool(run.pids)))) for member in run.collectors())
+    steps = tuple((step, tuple(_of_step(step, machine))) for step in run.plan.environment)
     watched = any(member.use == "monitor" for member in run.collectors())
-    return Preflight(members, tuple((step, tuple(_of_step(step, machine, watched))) for step in run.plan.environment))
+    return Preflight(members, steps if watched else tuple(_unwatched(steps)))
 
 
-def _of_step(step: Step, machine: Machine, watched: bool) -> Iterator[Check]:
-    """Where a step needs the monitor to be judged, its absence is told, unless the step can't work anyhow."""
-    checks = _asked(step, machine)
-    yield from checks
-    if not watched and type(step).during is not Step.during and _obstacle(checks) is None:
-        said = "nobody looks whether it holds while the program runs"
-        yield Check(step.use, "warn", said, "add the collector monitor to the plan")
+def _of_step(step: Step, machine: Machine) -> list[Check]:
+    late = too_late(step, machine)
+    return [Check(step.use, "missing", late.reason or "", late.fix)] if late else _asked(step, machine)
+
+
+def _unwatched(steps: Sequence[tuple[Step, tuple[Check, ...]]]) -> Iterator[tuple[Step, tuple[Check, ...]]]:
+    """What needs the monitor to be judged is told once, with the last such step; not of one that can't work anyhow."""
+    alone = [step for step, checks in steps if step.watched() and _obstacle(checks) is None]
+    for step, checks in steps:
+        if not alone or step is not alone[-1]:
+            yield step, checks
+            continue
+        what = " and ".join(dict.fromkeys(one.watched() for one in alone))
+        said = f"nobody looks whether {what} while the program runs"
+        subject = ", ".join(dict.fromkeys(one.use for one in alone))
+        yield step, (*checks, Check(subject, "warn", said, "add the collector monitor to the plan"))
 
 
 def _checks(collector: Collector, machine: Machine, attaching: bool) -> list[Check]:

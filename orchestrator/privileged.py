@@ -126,8 +126,9 @@ _REPLIES = (
 
 
 def place() -> None:
-    """Makes the folder where all users of this machine see journals and locks; in vain where the helper is missing."""
-    if not os.path.lexists(roothelper.PLACE) and available().allowed:
+    """Makes the folder where all users of this machine see journals and locks; in vain where the helper is missing.
+    Root makes it by itself."""
+    if os.geteuid() != 0 and not os.path.lexists(roothelper.PLACE) and available().allowed:
         process.ask([*_SUDO, "place"], timeout_s=_SUDO_LIMIT_S)
 
 

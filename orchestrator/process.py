@@ -25,6 +25,7 @@ from typing import IO, Any, NoReturn
 
 from orchestrator.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND
 from orchestrator.model import Child, Exit, Process
+from orchestrator.names import numbers_in
 
 MARKER = "PROFRUN_RUN"
 """The environment variable by which everything that a run started is found again, also when it left the session."""
@@ -574,23 +575,6 @@ def _hearing_interrupts() -> Iterator[None]:
 # ---------------------------------------------------------------- who is there
 
 
-def numbers_in(text: str) -> tuple[int, ...]:
-    """0,1,2,8 for 0-2,8: how the kernel writes CPUs. Raises ValueError."""
-    spans = [word.strip().partition("-") for word in text.split(",") if word.strip()]
-    return tuple(n for first, _, last in spans for n in range(int(first), int(last or first) + 1))
-
-
-def spans_of(numbers: Iterable[int]) -> str:
-    """The same the other way round."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ",".join("-".join(map(str, run)) for run in runs)
-
-
 def become_subreaper() -> None:
     """From now on, orphans of our descendants become our children instead of init's: none is lost from sight."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -708,9 +692,15 @@ def attributes_of(pid: int) -> tuple[str | None, int | None, int | None]:
         except OSError:
             return ""
 
-    cpus = re.search(r"^Cpus_allowed_list:\s*(\S+)", text("status"), re.M)
+    cpus = cpus_allowed(text("status"))
     fields, bits = text("stat").rpartition(")")[2].split(), text("personality").strip()
-    return cpus[1] if cpus else None, int(fields[16]) if fields else None, int(bits, 16) if bits else None
+    return cpus, int(fields[16]) if fields else None, int(bits, 16) if bits else None
+
+
+def cpus_allowed(status: str | None) -> str | None:
+    """The CPUs that a process may use, as 0-3,8: from the text of /proc/PID/status."""
+    found = re.search(r"^Cpus_allowed_list:\s*(\S+)", status or "", re.M)
+    return found[1] if found else None
 
 
 def exe_of(pid: int) -> str | None:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 from orchestrator import process
 from orchestrator.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, StartError, UsageError
-from orchestrator.model import Pass, Target, Window
+from orchestrator.model import Child, Pass, Target, Window
+from orchestrator.names import numbers_in
 from orchestrator.units import Times
+from orchestrator.visible import ORDER, VARIABLE
 
 if TYPE_CHECKING:
     from orchestrator.collectors.base import Collector
@@ -36,6 +38,8 @@ class Run:
     env_set: Mapping[str, str] = field(default_factory=dict)
     pids: tuple[int, ...] = ()
     """Processes that run already, to be looked at instead of a program to be started."""
+    env_unknown: str | None = None
+    """Why `target.env` is not what those processes were started with; None: it is."""
 
     @property
     def name(self) -> str:
@@ -83,7 +87,8 @@ def attach(plan: Plan, pids: Sequence[int], duration_s: float | None, first_inde
         if not process.alive(pid):
             raise UsageError(f"there is no process {pid}", "it has ended, or never was", "look it up: pgrep -af python")
     argv = process.argv_of(pids[0]) or (f"pid {pids[0]}",)
-    looked_at = Target(argv, process.exe_of(pids[0]) or "", _cwd_of(pids[0]), dict(os.environ))
+    env, env_unknown = _env_of(pids)
+    looked_at = Target(argv, process.exe_of(pids[0]) or "", _cwd_of(pids[0]), env)
     span = window(plan) or Window()
     if span.steps is not None and duration_s is None:
         raise UsageError(
@@ -95,15 +100,39 @@ def attach(plan: Plan, pids: Sequence[int], duration_s: float | None, first_inde
     span = replace(span, for_s=duration_s if duration_s is not None else span.for_s, then="continue")
     looks = (p for p in passes(plan) if p.role == "profiled")
     planned = tuple(replace(p, id=f"p{i:02d}", index=i, window=span) for i, p in enumerate(looks, first_index))
-    return Run(plan, looked_at, planned, pids=tuple(pids))
+    return Run(plan, looked_at, planned, pids=tuple(pids), env_unknown=env_unknown)
 
 
 def tell(machine: Machine, run: Run) -> None:
-    """Tells the machine which program it is asked for: that decides which GPUs and processes are meant."""
-    changes = [step.child() for step in run.plan.environment]
-    env = {**run.target.env, **{name: text for child in changes for name, text in child.set.items()}}
-    machine.target_env = {name: text for name, text in env.items() if not any(name in c.unset for c in changes)}
+    """Tells the machine which program it is asked for: that decides which GPUs and processes are meant.
+
+    A program that runs already has the environment that it was started with: the plan can't change that."""
+    wanted = Child()
+    for step in run.plan.environment if not run.pids else ():
+        wanted = wanted.then(step.child())
+    machine.target_env = wanted.environment(run.target.env)
+    machine.target_env_unknown = run.env_unknown
     machine.target_pids = tuple(run.pids)
+    machine.target_cpus = wanted.affinity or _cpus_of_node(machine, wanted.numa_node)
+
+
+def _cpus_of_node(machine: Machine, node: int | None) -> tuple[int, ...]:
+    """Those of a NUMA node; empty where there is no such node."""
+    return () if node is None else numbers_in(machine.read(f"sys/devices/system/node/node{node}/cpulist") or "")
+
+
+def _env_of(pids: Sequence[int]) -> tuple[dict[str, str], str | None]:
+    """(what the processes were started with, why that is not known to be so). Where they differ in the GPUs that they
+    see, neither's choice is taken."""
+    known = [process.environ_of(pid) for pid in pids]
+    if None in known:
+        who = ", ".join(str(pid) for pid, env in zip(pids, known, strict=True) if env is None)
+        return {}, f"the environment of {who} can't be read from here, so all GPUs are meant"
+    first, *others = [env for env in known if env is not None]
+    if all(env.get(name) == first.get(name) for env in others for name in (VARIABLE, ORDER)):
+        return first, None
+    shared = {name: text for name, text in first.items() if name not in (VARIABLE, ORDER)}
+    return shared, f"the processes see different GPUs ({VARIABLE}), so all are meant"
 
 
 def _cwd_of(pid: int) -> str:

@@ -11,13 +11,13 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator import __version__, collect, folder, picks, process, redact, registry, resolve
-from orchestrator.environment import Environment
+from orchestrator.environment import Environment, alike_once
 from orchestrator.errors import EXIT_CAPTURE, FolderError, ReportError, UsageError
 from orchestrator.guard import Guard
 from orchestrator.live import Context
@@ -66,7 +66,7 @@ class Console(Protocol):
     def stage(self, name: str) -> None: ...
     def waits(self, text: str) -> None: ...
     def step_ends(self, record: StepRecord) -> None: ...
-    def put_back(self, records: Sequence[StepRecord]) -> None: ...
+    def put_back(self, records: Sequence[StepRecord], known: str | None = None) -> None: ...
     def warn(self, text: str) -> None: ...
     def log(self, text: str) -> None: ...
 
@@ -259,10 +259,11 @@ def restore(state: State) -> None:
     state.signals.held = True
     if state.environment:
         verdicts = state.environment.restore()
-        state.console.put_back(state.environment.records)
+        fine = [(v.part, v.reason) for v in verdicts if v.how == "restored" and not v.fix]
+        state.console.put_back(state.environment.records, alike_once(fine))
         for verdict in verdicts:
-            if verdict.how == "drifted":
-                state.console.warn(f"environment: {verdict.text}")
+            if verdict.how == "drifted" or (verdict.how == "restored" and verdict.fix):
+                state.console.warn(f"environment: {verdict.text}" + (f"; {verdict.fix}" if verdict.fix else ""))
     if state.guard:
         state.guard.close()
     state.signals.held = False
@@ -286,20 +287,26 @@ def _keep_so_far(state: State) -> None:
 
 
 def _raw(state: State) -> dict[str, Any]:
-    environment, earlier = state.environment, state.earlier
-    records = [capture_record(c) for c in state.captures]
+    """With what --into adds to: one report ends in one outcome, that of all its runs."""
+    environment, earlier = state.environment, state.earlier or _NOTHING
+    steps = [asdict(record) for record in environment.records] if environment else []
     return {
         "schema": RAW_SCHEMA,
         "run": {**asdict(state.info), "duration_s": round(time.perf_counter() - state.started, 3)},
         "machine": state.facts,
-        "environment": [asdict(r) for r in environment.records] if environment else [],
-        "environment_failed": bool(environment and environment.failed),
-        "interrupted_by": next(iter(state.signals.received), None),
+        "environment": [*earlier["environment"], *steps],
+        "environment_failed": earlier["environment_failed"] or bool(environment and environment.failed),
+        "interrupted_by": next(iter(state.signals.received), None),  # of an earlier run: this one may make up for that
         "strict": state.request.strict,
         "verify_repeatable": state.request.verify_repeatable,
-        "passes": (earlier["passes"] if earlier else []) + [asdict(p) for p in state.passes],
-        "captures": (earlier["captures"] if earlier else []) + records,
+        "passes": [*earlier["passes"], *(asdict(p) for p in state.passes)],
+        "captures": [*earlier["captures"], *(capture_record(c) for c in state.captures)],
     }
+
+
+_NOTHING: Mapping[str, Any] = {
+    "environment": (), "environment_failed": False, "passes": (), "captures": ()
+}  # fmt: skip
 
 
 def normalise_and_render(state: State) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -14,6 +15,22 @@ _FOR_TARGET = (signal.SIGUSR1, signal.SIGUSR2)
 """What schedulers send before time is over, for the program to save its state; profrun itself would die of them."""
 TWINS_S = 0.1
 """Signals so close together are one wish: a closing terminal, `timeout` and service managers send two at once."""
+
+
+class Patience:
+    """Of whoever waits for something that should come to its end: with the first signal from now on `say` is called,
+    with the second it is over."""
+
+    def __init__(self, signals: Signals, say: Callable[[], None]) -> None:
+        self._signals, self._say, self._before = signals, say, len(signals.received)
+        self._said = False
+
+    def is_over(self) -> bool:
+        count = len(self._signals.received) - self._before
+        if count > 0 and not self._said:
+            self._said = True
+            self._say()
+        return count > 1
 
 
 class Signals:

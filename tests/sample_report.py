@@ -259,7 +259,7 @@ def _frequency() -> StepRecord:
     return StepRecord(
         "cpu_frequency",
         "refused",
-        {"governor": "performance", "max_hz": 4e9, "turbo": False, "max_cstate": None},
+        {"governor": "performance", "max": "4GHz", "turbo": False, "max_cstate": None},
         {"driver": "intel_pstate", "policies": {f"policy{n}": {"governor": "powersave"} for n in range(16)}},
         {"driver": "intel_pstate", "policies": {f"policy{n}": {"governor": "performance"} for n in range(16)}},
         True,
@@ -272,11 +272,11 @@ def _frequency() -> StepRecord:
 
 STEPS = (
     StepRecord("env", "applied", {"PYTHONHASHSEED": "37"}, {"PYTHONHASHSEED": None}, {"PYTHONHASHSEED": "37"}, True),
-    StepRecord("cpu_idle", "already", {"max_busy": 0.6}, None, _QUIET),
+    StepRecord("cpu_idle", "already", {"wait": "2m", "max_busy": "60%", "of_cores": "25%", "over": "2s"}, None, _QUIET),
     StepRecord(
         "gpu_idle",
         "failed",
-        {"wait": 300.0},
+        {"wait": "5m", "over": "1s", "max_utilization": "5%", "max_memory": "500MiB", "allow": []},
         before={"gpus": [{**_GPU, "index": 1}, {**_BUSY, "index": 3}], **_NO_DISPLAY},
         verified={"gpus": [{**_GPU, "index": 1}, {**_BUSY, "index": 3}], **_NO_DISPLAY},
         reason="GPU 3: used by pid 4711 (bob, python x.py, 11,730 MiB)",
@@ -291,7 +291,7 @@ STEPS = (
         True,
         "GPU 0-1 graphics: 1600 MHz is no clock of this GPU, the nearest is 1530 MHz",
         {
-            u: {"gpu": n, "samples": 40, "held_down": {"sw_power_cap": 0.25},
+            u: {"gpu": n, "samples": 40, "held_down_pct": {"sw_power_cap": 25.0},
                 "graphics_mhz": {"wanted": 1530, "min": 1515, "median": 1530, "max": 1530}}
             for n, u in enumerate(UUIDS)
         },
@@ -309,7 +309,10 @@ STEPS = (
     ),
     _frequency(),
     StepRecord(
-        "wait_cool", "not_available", {"gpu": 50.0}, reason="this machine has no thermal zone that it tells of"
+        "wait_cool",
+        "not_available",
+        {"wait": "5m", "gpu": "50C", "cpu": None},
+        reason="this machine has no thermal zone that it tells of",
     ),
     StepRecord("shell", "drifted", "gdm stopped", "running", "running", False, "something started it again"),
 )  # fmt: skip

@@ -492,7 +492,9 @@ def test_a_driver_that_hangs_is_asked_once(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setenv(name, text)
     found = {one.subject: one for one in doctors_gpus.look(on(tmp_path, LOADED))}
     assert found["NVIDIA driver"].state == found["nvidia-smi"].state == "broken"
-    assert "no answer in 0.5 s" in found["NVIDIA driver"].said and "reboot" in (found["NVIDIA driver"].fix or "")
+    assert "no answer of the GPUs' driver in 0.5 s" in found["NVIDIA driver"].said and "reboot" in (
+        found["NVIDIA driver"].fix or ""
+    )
     assert fake.calls() == []
 
 

@@ -6,10 +6,16 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cli import profrun, write_plan
+from fakes import sysfs
+
+from orchestrator.dryrun import DryRun, dry_run
+from orchestrator.machine import Machine
+from orchestrator.planfile import plans
 
 TIMING = "{use: timing, warmup: 1, repeats: 3}"
 
@@ -124,3 +130,70 @@ def _general(argv: list[str]) -> list[str]:
     text = re.sub(r'"--pid", "\d+"', '"--pid", "{pid}"', text).replace("profile.0.", "profile.{n}.")
     words: list[str] = json.loads(text)
     return words
+
+
+def test_nothing_in_the_plan_can_look_at_a_running_process(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, TIMING)
+    lines = check(plan, "--pid", str(os.getpid()), cwd=tmp_path, code=3)
+    assert lines[0].startswith(f"plan test: nothing in it can look at process {os.getpid()} (")
+    assert lines[-1] == "nothing in this plan can run here"
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Callable[[str], DryRun]:
+    """What check finds for one environment step on a machine with 128 processors."""
+    sysfs.make(tmp_path, "intel_pstate", cpus=128)
+    for name, content in (("dev/cpu_dma_latency", b"\x00\x94\x35\x77"), ("proc/sys/vm/drop_caches", b"0\n")):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content)
+
+    def told(step: str) -> DryRun:
+        plan = plans.load(write_plan(tmp_path, TIMING, environment=f"[{step}]"))
+        return dry_run(plan, ["true"], Machine(root=tmp_path), None)
+
+    return told
+
+
+def changes_of(found: DryRun) -> list[str]:
+    lines = found.text().splitlines()
+    first = lines.index("environment, undone in reverse") + 1
+    return [line.strip() for line in lines[first : next(n for n, line in enumerate(lines) if line.startswith("p01"))]]
+
+
+def test_settings_that_are_alike_stand_once_with_their_course(told: Callable[[str], DryRun]) -> None:
+    found = told("{use: cpu_frequency, governor: powersave, max: 99GHz, turbo: false, max_cstate: 1}")
+    governor, most, turbo, idle = changes_of(found)
+    assert governor == "cpu_frequency policy0-127 governor: already: powersave"
+    assert most.startswith("cpu_frequency policy0-127 max") and "4.8 GHz → 2.4 GHz" in most
+    assert turbo == "cpu_frequency no_turbo: 0 → 1"
+    assert idle == "cpu_frequency C-states up to C1 (1 µs): no limit → awake within 1 µs"
+    assert "policy0-127 max: 99 GHz is not there, the nearest is 2.4 GHz" in found.text()
+
+
+def test_what_can_not_be_done_or_undone_is_told_in_plain_words(told: Callable[[str], DryRun]) -> None:
+    assert changes_of(told("{use: drop_caches}")) == ["drop_caches sync", "drop_caches caches: 3, without an undo"]
+    (line,) = changes_of(told("{use: cpu_frequency, governor: ondemand}"))
+    assert line == (
+        "cpu_frequency policy0-127 governor: not available: the driver intel_pstate offers performance, powersave, "
+        "not ondemand"
+    )
+
+
+def test_each_change_stands_in_the_data_with_what_the_setting_says_now(told: Callable[[str], DryRun]) -> None:
+    (deed,) = told("{use: cpu_frequency, governor: performance}").data()["environment"]
+    assert (deed["for"], len(deed["changes"])) == ("cpu_frequency", 128)
+    one = deed["changes"][0]
+    assert (one["change"]["kind"], one["change"]["text"], one["now"]) == ("write", "performance", "powersave")
+
+
+def test_that_nobody_watches_is_told_once_and_only_of_what_could_be_seen(told: Callable[[str], DryRun]) -> None:
+    steps = "{use: cpu_frequency, max: 2GHz}, {use: cpu_frequency, turbo: false}, {use: cpu_frequency, max_cstate: 1}"
+    said = [line for line in told(steps).text().splitlines() if "nobody" in line]
+    assert said == ["  warn    cpu_frequency: nobody looks whether the processors' clocks hold while the program runs"]
+    assert "nobody" not in told("{use: cpu_frequency, governor: performance}").text()
+
+
+def test_a_plan_that_insists_on_a_step_is_refused_by_its_name(told: Callable[[str], DryRun]) -> None:
+    found = told("{use: cpu_frequency, governor: ondemand, on_fail: fail}")
+    assert "the plan's environment can't be made here: cpu_frequency: policy0-127 governor: " in found.text()

@@ -6,17 +6,23 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import knobs
 import pytest
 from pydantic import Field
+from waiting import until
 
 from orchestrator import changes, environment, folder, guard, journal, machine, privileged
 from orchestrator.env_steps.base import Step
+from orchestrator.env_steps.cpu_idle import CpuIdle
 from orchestrator.env_steps.env import Env
 from orchestrator.env_steps.shell import Shell
+from orchestrator.env_steps.wait_cool import WaitCool
 from orchestrator.environment import Environment
 from orchestrator.machine import Machine, Permission
 from orchestrator.model import Cannot, Change, Hold, Judged, Part, Reply, Run, StepStatus, Wait, Write
@@ -97,9 +103,9 @@ def test_the_report_tells_every_change_before_it_is_made(start: Start, tmp_path:
     here.apply((Does(what=(Write(knob(tmp_path), "new", "the knob"),)),))
     here.restore()
     told = entries(tmp_path)
-    assert [entry["event"] for entry in told] == ["step", "intent", "done", "undone", "end"]
-    assert told[1]["old"] == "old"
-    assert (told[2]["value"], told[2]["status"]) == ("new", "applied")
+    assert [entry["event"] for entry in told] == ["step", "seen", "intent", "done", "undone", "end"]
+    assert (told[1]["values"], told[2]["old"]) == ({str(tmp_path / "knob"): "old"}, "old")
+    assert (told[3]["value"], told[3]["status"]) == ("new", "applied")
     assert not list(journal.left())
 
 
@@ -201,7 +207,8 @@ def test_a_setting_as_it_is_wanted_is_left_alone(start: Start, tmp_path: Path) -
     here = start()
     here.apply((Does(what=(Write(knob(tmp_path), "old\n"), Write(knob(tmp_path, "b", "1"), "3", reads="1"))),))
     assert [part.status for part in here.records[0].parts] == ["already", "already"]
-    assert [entry["event"] for entry in entries(tmp_path)] == ["step"]
+    assert [entry["event"] for entry in entries(tmp_path)] == ["step", "seen"]
+    assert here.restore() == []
 
 
 @pytest.mark.parametrize(
@@ -371,6 +378,205 @@ def test_what_can_not_be_put_back_fails_the_run_and_stays_in_the_journal(
     assert [left.state for left in journal.left()] == ["alive"]
 
 
+@pytest.mark.parametrize(
+    ("step", "wanted"),
+    [
+        (CpuIdle(max_busy="60%", wait="300"), {"wait": "5m", "max_busy": "60%", "of_cores": "25%", "over": "2s"}),  # type: ignore[arg-type]
+        (WaitCool(gpu=50, wait=90), {"wait": "90s", "gpu": "50C", "cpu": None}),
+    ],
+)
+def test_wishes_are_kept_with_their_units(
+    start: Start, monkeypatch: pytest.MonkeyPatch, step: Step, wanted: Any
+) -> None:
+    monkeypatch.setattr(type(step), "look", lambda self, machine: {"gpu": {}, "cpu": {}, "why_not": {}, "cores": 0})
+    here = start()
+    here.apply((step,))
+    assert here.records[0].wanted == wanted
+
+
+def test_what_is_held_has_its_value_while_it_is_held(start: Start, tmp_path: Path) -> None:
+    here = start()
+    here.apply((Does(what=(Hold(knob(tmp_path), "00000001", "C-states", "awake within 1 µs", "no limit"),)),))
+    here.restore()
+    (part,) = here.records[0].parts
+    assert (part.before, part.wanted, part.verified, part.after) == (
+        "no limit",
+        "awake within 1 µs",
+        "awake within 1 µs",
+        "let go",
+    )
+    refused = Environment(Machine(), here.journal)
+    refused.apply((Does(what=(Hold(str(tmp_path / "nowhere"), "1", "C-states"),)),))
+    assert (refused.records[0].parts[0].wanted, refused.records[0].parts[0].verified) == ("1", None)
+
+
+# ---------------------------------------------------------------- whose value it is
+
+
+class Meanwhile(Does):
+    """Somebody else sets a setting while the step looks around, or waits."""
+
+    path: str
+    text: str
+    waiting: bool = False
+
+    def before(self, machine: Machine) -> dict[str, Any]:
+        return {} if self.waiting else self._set()
+
+    def verify(self, machine: Machine) -> dict[str, Any]:
+        return self._set() if self.waiting else {}
+
+    def _set(self) -> dict[str, Any]:
+        Path(self.path).write_text(self.text)
+        return {}
+
+
+def moving(monkeypatch: pytest.MonkeyPatch, moves: dict[tuple[str, str], tuple[str, str]]) -> None:
+    """A kernel where writing one thing to a setting gives another setting a value: {(path, text): (path, text)}."""
+    real = machine.hold_host
+
+    def hold(path: str, text: str) -> int:
+        fd = real(path, text)
+        if (path, text) in moves:
+            other, value = moves[path, text]
+            Path(other).write_text(value)
+        return fd
+
+    monkeypatch.setattr(machine, "hold_host", hold)
+
+
+@pytest.mark.parametrize("what", [(Wait(0.0),), (Wait(0.0), Run(("true",), 9.0)), (Run(("true",), 9.0), Wait(0.0))])
+def test_what_comes_while_a_step_waits_is_somebody_elses(start: Start, tmp_path: Path, what: tuple[Any, ...]) -> None:
+    here, path = start(), knob(tmp_path, text="powersave")
+    waits = Meanwhile(what=what, path=path, text="schedutil", waiting=True)
+    here.apply((Does(what=(Write(path, "performance", "governor"),)), waits))
+    assert [verdict.how for verdict in here.restore() if verdict.part == "governor"] == ["drifted"]
+    assert Path(path).read_text() == "schedutil"
+
+
+def test_what_somebody_else_sets_between_two_steps_is_what_it_goes_back_to(start: Start, tmp_path: Path) -> None:
+    here, path = start(), knob(tmp_path, text="1")
+    meanwhile = Meanwhile(what=(), path=path, text="5")
+    here.apply((Does(what=(Write(path, "2", "it"),)), meanwhile, Does(what=(Write(path, "3", "it"),))))
+    (verdict,) = here.restore()
+    assert (verdict.how, Path(path).read_text()) == ("restored", "5")
+    assert "somebody else had set it" in str(verdict.reason)
+
+
+def test_what_somebody_else_sets_back_stays_as_it_is(start: Start, tmp_path: Path) -> None:
+    here, path = start(), knob(tmp_path, text="1")
+    twice = (Does(what=(Write(path, "2"),)), Does(what=(Write(path, "3"),)))
+    here.apply((*twice, Meanwhile(what=(Run(("true",), 9.0),), path=path, text="2")))
+    assert [verdict.how for verdict in here.restore()] == ["drifted"]
+    assert Path(path).read_text() == "2", "that once was ours, and is theirs now"
+
+
+def test_a_refused_write_makes_no_value_ours(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(text: str) -> str:
+        raise OSError(16, "Device or resource busy")
+
+    here, path = start(), knob(tmp_path, text="powersave")
+    with monkeypatch.context() as patch:
+        kernel(patch, refuses)
+        here.apply((Does(what=(Write(path, "performance"),)),))
+    Path(path).write_text("performance")
+    assert [verdict.how for verdict in here.restore()] == ["drifted"]
+    assert Path(path).read_text() == "performance"
+
+
+def test_nor_does_one_that_was_ignored(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, path = start(), knob(tmp_path, text="powersave")
+    with monkeypatch.context() as patch:
+        kernel(patch, lambda text: "powersave")
+        here.apply((Does(what=(Write(path, "performance"),)),))
+    assert here.records[0].status == "failed"
+    Path(path).write_text("performance")
+    assert [verdict.how for verdict in here.restore()] == ["drifted"]
+    assert Path(path).read_text() == "performance"
+
+
+@pytest.mark.parametrize("back", [{}, {"0": "powersave"}], ids=["there", "there and back"])
+def test_what_was_right_already_is_put_back_when_we_have_moved_it(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back: dict[str, str]
+) -> None:
+    governor, turbo = knob(tmp_path, "governor", "performance"), knob(tmp_path, "turbo", "0")
+    moves = {(turbo, "1"): (governor, "schedutil"), **{(turbo, text): (governor, to) for text, to in back.items()}}
+    moving(monkeypatch, moves)
+    here = start()
+    here.apply((Does(what=(Write(governor, "performance", "governor"), Write(turbo, "1", "turbo"))),))
+    part = here.records[0].parts[0]
+    assert (part.status, part.verified) == ("drifted", "schedutil")
+    here.restore()
+    assert (Path(governor).read_text(), Path(turbo).read_text()) == ("performance", "0")
+    assert here.records[0].parts[0].after == "performance"
+
+
+def test_what_putting_back_moves_goes_back_as_well(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was right already, and only the way back moves it; there is nothing to say of it."""
+    governor, turbo = knob(tmp_path, "governor", "powersave"), knob(tmp_path, "turbo", "1")
+    moving(monkeypatch, {(governor, "powersave"): (turbo, "0")})
+    here = start()
+    here.apply((Does(what=(Write(turbo, "1", "turbo"), Write(governor, "performance", "governor"))),))
+    assert [(verdict.part, verdict.how) for verdict in here.restore()] == [("governor", "restored")]
+    assert (Path(governor).read_text(), Path(turbo).read_text()) == ("powersave", "1")
+
+
+def test_a_move_before_a_write_of_the_same_step_is_ours(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a governor that switches turbo on, which the next line of the step switches off again."""
+    governor, turbo = knob(tmp_path, "governor", "powersave"), knob(tmp_path, "turbo", "0")
+    moving(monkeypatch, {(governor, "performance"): (turbo, "1")})
+    here = start()
+    here.apply((Does(what=(Write(governor, "performance"), Write(turbo, "0"))),))
+    here.restore()
+    assert (Path(governor).read_text(), Path(turbo).read_text()) == ("powersave", "0")
+
+
+def test_what_a_command_restores_is_not_overwritten(start: Start, tmp_path: Path) -> None:
+    here, path = start(), knob(tmp_path, text="performance")
+    tuned = Shell.model_validate(
+        {"run": ("sh", "-c", f"echo powersave > {path}"), "undo": ("sh", "-c", f"echo performance > {path}")}
+    )
+    here.apply((tuned, Does(what=(Write(path, "userspace", "governor"),))))
+    verdicts = here.restore()
+    assert Path(path).read_text() == "performance\n"
+    assert [(verdict.how, verdict.value) for verdict in verdicts if verdict.part == "governor"] == [
+        ("restored", "performance")
+    ]
+    assert not here.failed
+
+
+def test_a_setting_below_a_command_is_still_put_back_again(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    governor, turbo = knob(tmp_path, "governor", "powersave"), knob(tmp_path, "turbo", "1")
+    moving(monkeypatch, {(governor, "powersave"): (turbo, "0")})
+    steps = (Does(what=(Write(governor, "performance"),)), note(tmp_path / "log", "on", "off"))
+    here = start()
+    here.apply((*steps, Does(what=(Write(turbo, "0"),))))
+    here.restore()
+    assert (Path(governor).read_text(), Path(turbo).read_text()) == ("powersave", "1")
+
+
+@dataclass(frozen=True)
+class _OwnRun(Run):
+    """A command of another package's making."""
+
+
+@pytest.mark.parametrize("change", [_OwnRun(("touch", "{}"), 5.0), Run(("touch", Path("{}")), 5.0)])  # type: ignore[arg-type]
+def test_what_could_not_be_read_from_the_journal_is_not_done(start: Start, tmp_path: Path, change: Run) -> None:
+    change = replace(change, argv=tuple(type(word)(str(word).format(tmp_path / "made")) for word in change.argv))
+    here = start()
+    here.apply((Does(what=(change,)),))
+    assert here.records[0].status == "failed"
+    assert "can't be written down" in str(here.records[0].reason)
+    assert not (tmp_path / "made").exists()
+    assert here.restore() == []
+
+
 # ---------------------------------------------------------------- waiting
 
 
@@ -440,6 +646,8 @@ def test_a_signal_ends_the_waiting(start: Start) -> None:
         (("failed",), Judged("clamped", "a bit"), "failed", "a: no reason"),
         (("clamped",), Judged("clamped", "2.9 GHz is the limit", "2.9 GHz"), "clamped", "2.9 GHz is the limit"),
         ((), Judged("already", "nobody is there"), "already", "nobody is there"),
+        (("applied",), Judged("already", "a note"), "applied", "a note"),
+        (("failed",), Judged("already", "a note"), "failed", "a: no reason; a note"),
     ],
 )
 def test_a_step_is_as_good_as_its_worst_part(
@@ -457,9 +665,10 @@ def test_a_step_is_as_good_as_its_worst_part(
 def test_parts_that_failed_alike_are_told_once() -> None:
     names = [f"policy{n} governor" for n in (0, 1, 2, 3, 8)]
     parts = [Part(name, "refused", reason=f"writing to {name.split()[0]}/x: denied") for name in names]
+    parts += [Part(f"policy{n} max kHz", "refused", reason=f"writing to policy{n}/x: denied") for n in range(2)]
     other = Part("boost", "refused", reason="no such knob")
     assert environment.told([*parts, other]) == (
-        "policy0-3,8 governor: writing to policy0/x: denied; boost: no such knob"
+        "policy0-3,8 governor, policy0-1 max kHz: writing to policy0-3,8/x: denied; boost: no such knob"
     )
 
 
@@ -469,3 +678,95 @@ def test_a_secret_of_a_command_is_in_no_report(start: Start, tmp_path: Path) -> 
     here.restore()
     assert "hunter2" not in (tmp_path / "report/journal.jsonl").read_text()
     assert "hunter2" not in str(here.records)
+
+
+# ---------------------------------------------------------------- what does not answer
+
+
+def test_what_has_not_answered_once_is_not_asked_again(start: Start, tmp_path: Path) -> None:
+    """D25: the limit is paid once there and once on the way back, and what was not tried needs no undo."""
+    slow, log = ("sh", "-c", f"echo x >> {tmp_path}/log; sleep 77.7"), tmp_path / "log"
+
+    class Asks(Does):
+        def restore(self, before: dict[str, Any], change: Change) -> Change | None:
+            return change
+
+    talks = [Run(slow, 0.3, part, through="the driver") for part in ("a", "b", "c")]
+    other = Run(("true",), 5.0, "d")
+    here = start()
+    here.apply((Asks(what=(*talks, other)),))
+    assert [part.status for part in here.records[0].parts] == ["failed", "failed", "failed", "applied"]
+    assert here.records[0].reason == (
+        "a: the driver: no answer in 0.3 s; b, c: not tried: the driver has not answered before"
+    )
+    verdicts = here.restore()
+    assert [(verdict.part, verdict.how) for verdict in verdicts] == [("d", "restored"), ("a", "failed")]
+    assert log.read_text().split() == ["x", "x"]
+
+
+def test_commands_that_speak_to_nothing_in_common_are_each_tried(start: Start) -> None:
+    here = start()
+    here.apply((Does(what=(Run(("sleep", "77.8"), 0.2, "a"), Run(("true",), 5.0, "b"))),))
+    assert [part.status for part in here.records[0].parts] == ["failed", "applied"]
+
+
+# ---------------------------------------------------------------- what commands set
+
+
+class Reads(Does):
+    """It can read what its commands have set."""
+
+    says: str = "on"
+
+    def verify(self, machine: Machine) -> dict[str, Any]:
+        return {"parts": {"lamp": self.says}}
+
+    def restore(self, before: dict[str, Any], change: Change) -> Change | None:
+        return Run(("true",), 10, "lamp", wanted="off")
+
+
+def test_what_a_command_sets_has_its_values(start: Start) -> None:
+    here = start()
+    lamp, lock = Run(("true",), 10, "lamp", wanted="on", was="off"), Run(("true",), 10, "lock", wanted="1830 MHz")
+    here.apply((Reads(what=(lamp, lock), says="dim"), Does(what=(Run(("false",), 10, "lamp", wanted="on"),))))
+    read, unread = here.records[0].parts
+    assert (read.wanted, read.before, read.verified) == ("on", "off", "dim")
+    assert (unread.wanted, unread.before, unread.verified) == ("1830 MHz", None, "1830 MHz"), "as its command said"
+    assert here.records[1].parts[0].verified is None
+    here.restore()
+    assert [part.after for part in here.records[0].parts] == ["dim", "off"]
+
+
+def test_what_is_for_a_programs_start_comes_too_late(start: Start) -> None:
+    here = start()
+    here.here.target_pids = (4711,)
+    here.apply((Env.model_validate({"set": {"A": "1"}}), Does()))
+    assert [record.status for record in here.records] == ["not_available", "applied"]
+    assert here.records[0].fix == "let profrun start it" and not here.child.set
+
+
+def test_whoever_is_impatient_is_told_what_is_waited_for(start: Start, tmp_path: Path) -> None:
+    """The machine is put back all the same."""
+    log, signals, said = tmp_path / "log", [15], list[str]()
+    observer = SimpleNamespace(waits=said.append, step_ends=lambda record: None)
+    here = start(interrupts=lambda: len(signals), observer=observer)
+    signals.clear()
+    here.apply((Shell(run=("true",), undo=("sh", "-c", f"touch {tmp_path}/began; sleep 1; echo off > {log}")),))
+    signals.append(15)  # which has ended the pass
+    thread = Thread(target=lambda: (until((tmp_path / "began").exists), signals.extend((2, 2, 2))))
+    thread.start()
+    assert [verdict.how for verdict in here.restore()] == ["restored"]
+    thread.join()
+    assert log.read_text() == "off\n"
+    assert set(said) == {"restore: the machine is being put back; what hangs is ended at its time limit"}
+
+
+def test_what_can_not_be_written_down_is_not_changed_and_that_is_said(tmp_path: Path) -> None:
+    here = Environment(Machine(), None, "no journal can be made: No space left on device")
+    here.apply((note(tmp_path / "log", "on", "off"),))
+    [record] = here.records
+    assert (record.status, record.reason) == (
+        "failed",
+        "nothing is changed, as it could not be written down first: no journal can be made: No space left on device",
+    )
+    assert not (tmp_path / "log").exists()

@@ -124,7 +124,7 @@ def test_a_hanging_driver_costs_its_limit_and_no_more(tmp_path: Path, hangs: dic
     done = run(fake, tmp_path, steps, "touch", str(tmp_path / "ran"), PROFRUN_GPU_LIMIT_S="1.5")
     assert done.code == 0 and (tmp_path / "ran").exists(), done.stderr
     step = record(done)
-    assert step["status"] == "failed" and "no answer in 1.5 s" in step["reason"]
+    assert step["status"] == "failed" and "no answer of the GPUs' driver in 1.5 s" in step["reason"]
     assert len(fake.calls()) <= 1, "it is asked once"
     assert done.summary["machine"]["gpus"] == []
 
@@ -138,7 +138,8 @@ def test_a_lock_that_is_not_held_under_load_is_told(tmp_path: Path) -> None:
     step = record(done)
     assert step["status"] == "drifted", step
     assert "clock lock not held: wanted 1830 MHz, saw 1620 / 17" in step["reason"]
-    assert "1830 MHz (min/median/max) under load; sw_power_cap in 100 % of samples" in step["reason"]
+    assert "1830 MHz (min/median/max) under load, " in step["reason"]
+    assert step["reason"].endswith("samples off; sw_power_cap in 100 % of these")
     assert step["during"][FakeGpus.uuid(0)]["memory_mhz"]["median"] == 2619
     assert "clock lock not held" in (done.folder / "report.md").read_text()
 
@@ -149,11 +150,38 @@ def test_a_lock_that_is_held_is_shown_as_held(tmp_path: Path) -> None:
     step = record(done)
     assert step["status"] == "applied" and step["restored"] is True
     clocks = step["during"][FakeGpus.uuid(0)]["graphics_mhz"]
-    assert clocks == {"wanted": 1830, "min": 1830, "median": 1830, "max": 1830}
+    assert clocks == {"wanted": 1830, "min": 1830, "median": 1830, "max": 1830, "off": 0}
+    assert "nvidia-smi said so" not in step["reason"]
 
 
 def test_without_a_monitor_nobody_looks(tmp_path: Path) -> None:
     fake = FakeGpus(tmp_path, 1)
     plan = write_plan(tmp_path, TIMING, environment=LOCK)
     said = profrun("check", plan, "--json", "--", "true", cwd=tmp_path, env=env_of(fake, tmp_path))
-    assert "nobody looks whether it holds" in json.dumps(json.loads(said.stdout))
+    assert "nobody looks whether the GPUs' clocks hold" in json.dumps(json.loads(said.stdout))
+    unseen = record(run(fake, tmp_path, LOCK, *FINE))
+    assert unseen["status"] == "applied" and unseen["fix"] == "add the collector monitor to the plan"
+    assert "nvidia-smi said so; a lock can't be read back, and no monitor watched it" in unseen["reason"]
+
+
+# ---------------------------------------------------------------- a program that runs already
+
+
+def test_of_a_program_that_runs_already_its_own_gpus_are_meant(tmp_path: Path) -> None:
+    """D16. The plan's variables come too late for it."""
+    fake = FakeGpus(tmp_path)
+    steps = f"[{{use: env, set: {{CUDA_VISIBLE_DEVICES: '0'}}}}, {{use: seeds}}, {LOCK[1:-1]}]"
+    plan = write_plan(tmp_path, "{use: monitor, interval: 100ms}", environment=steps)
+    env = env_of(fake, tmp_path)
+    with subprocess.Popen(["sleep", "300"], env={**env, "CUDA_VISIBLE_DEVICES": "1"}) as program:
+        try:
+            checked = profrun("check", plan, "--pid", str(program.pid), cwd=tmp_path, env=env).stdout
+            done = profrun(plan, "--pid", str(program.pid), "--duration", "500ms", cwd=tmp_path, env=env)
+        finally:
+            program.kill()
+    assert done.code == 0, done.stderr
+    assert {call.split()[1] for call in fake.changes()} == {FakeGpus.uuid(1)}
+    for use in ("env", "seeds"):
+        step = record(done, use)
+        assert (step["status"], step["fix"]) == ("not_available", "let profrun start it")
+    assert "seeds: the program runs already" in checked and "PYTHONHASHSEED=" not in checked

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,9 @@ import knobs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import until
 
-from orchestrator import changes, journal, machine, restoring
+from orchestrator import changes, journal, machine, privileged, restoring
 from orchestrator.journal import Journal
 from orchestrator.locks import Locks
 from orchestrator.model import Hold, Reply, Run, Write
@@ -91,7 +94,7 @@ def test_what_can_be_read_is_used_and_the_rest_is_counted(tmp_path: Path, knob: 
 )
 def test_no_content_of_a_journal_is_too_much(data: bytes) -> None:
     entries, _ = journal.parsed(data)
-    journal.deeds(entries)
+    journal.settings(entries)
 
 
 @pytest.mark.parametrize("name", ["n", "first", "changes", "undos", "index", "old", "values", "status", "event"])
@@ -102,11 +105,12 @@ def test_no_field_of_an_entry_is_relied_upon(name: str, value: Any) -> None:
         {"event": "step", "index": 0, "use": "x", "first": 0, "changes": [change], "undos": [None]},
         {"event": "intent", "n": 0, "old": "0"},
         {"event": "done", "n": 0, "status": "applied", "value": "1"},
-        {"event": "settled", "values": {"0": "2"}},
+        {"event": "seen", "values": {"/nowhere/x": "2"}},
+        {"event": "settled", "values": {"/nowhere/x": "2"}},
     ]
     for entry in entries:
         if name in entry:
-            journal.deeds([*(other for other in entries if other is not entry), {**entry, name: value}])
+            journal.settings([*(other for other in entries if other is not entry), {**entry, name: value}])
 
 
 def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +244,148 @@ def test_an_undo_that_hangs_is_ended_and_the_journal_stays(tmp_path: Path) -> No
     assert not journal.settle(book, verdicts)
 
 
+# ---------------------------------------------------------------- what is not understood
+
+
+@pytest.mark.parametrize(
+    ("change", "undo"),
+    [
+        ({"kind": "write", "path": "{knob}", "text": "new", "since_version_2": True}, None),
+        ({"kind": "press", "path": "{knob}"}, None),
+        ({"kind": "run", "argv": ["true"], "timeout_s": 1.0}, {"kind": "press", "path": "{knob}"}),
+        ({"kind": "write", "path": "{knob}\0", "text": "new"}, None),
+        ({"kind": "run", "argv": ["true"], "timeout_s": 1.0}, {"kind": "run", "argv": ["true"], "timeout_s": "5"}),
+        ({"kind": "run", "argv": ["true"], "timeout_s": 1.0}, {"kind": "run", "argv": [], "timeout_s": 5}),
+        ({"kind": "run", "argv": ["true"], "timeout_s": 1.0}, {"kind": "run", "argv": "true", "timeout_s": 5}),
+        (
+            {
+                "kind": "run",
+                "argv": ["true"],
+                "timeout_s": 1.0,
+                "replies": [{"pattern": 5, "status": "x", "reason": ""}],
+            },
+            None,
+        ),
+    ],
+)
+def test_a_change_that_is_not_understood_is_told_and_its_journal_stays(
+    tmp_path: Path, knob: Path, change: dict[str, Any], undo: dict[str, Any] | None
+) -> None:
+    for one in (change, undo or {}):
+        if "path" in one:
+            one["path"] = one["path"].format(knob=knob)
+    book = begun(tmp_path)
+    book.write("step", index=0, use="x", first=0, before={}, changes=[change], undos=[undo])
+    book.write("intent", n=0, old="old")
+    book.write("done", n=0, status="applied", value="new")
+    book.close()
+    assert "another version of profrun" in "".join(restoring.at_start(Locks()))
+    done = restoring.restore(None)
+    assert (done.exit_code, book.path.exists()) == (5, True)
+    assert f"delete {book.path}" in done.text()
+
+
+def test_a_change_whose_announcement_is_lost_is_told(tmp_path: Path) -> None:
+    book = begun(tmp_path)
+    book.write("intent", n=3, old="old")
+    assert [(verdict.n, verdict.how) for verdict in journal.restore(book)] == [(3, "failed")]
+
+
+def test_what_was_not_begun_need_not_be_understood(tmp_path: Path) -> None:
+    book = begun(tmp_path)
+    book.write("step", index=0, use="x", first=0, before={}, changes=[{"kind": "press"}], undos=[None])
+    assert journal.restore(book) == []
+
+
+def test_a_journal_of_another_format_is_left_alone(tmp_path: Path, knob: Path) -> None:
+    book = begun(tmp_path, format=journal.FORMAT + 1)
+    wrote(book, 0, Write(str(knob), "new"), "old", "new")
+    knob.write_text("new")
+    assert [verdict.how for verdict in journal.restore(book)] == ["failed"]
+    assert knob.read_text() == "new"
+
+
+def test_whatever_goes_wrong_with_a_dead_run_s_journal_the_next_run_starts(
+    tmp_path: Path, knob: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = begun(tmp_path)
+    wrote(book, 0, Write(str(knob), "new"), "old", "new")
+    book.close()
+
+    def breaks(entries: Any) -> Any:
+        raise ValueError("embedded null byte")
+
+    monkeypatch.setattr(journal, "settings", breaks)
+    assert "embedded null byte" in "".join(restoring.at_start(Locks()))
+    assert book.path.exists()
+
+
+# ---------------------------------------------------------------- the root helper
+
+
+@pytest.mark.parametrize("undoing", [False, True])
+def test_the_root_helper_is_waited_for(
+    tmp_path: Path, knob: Path, monkeypatch: pytest.MonkeyPatch, undoing: bool
+) -> None:
+    """Its owner is dead; it can't be ended, and would write when all seemed to be put back."""
+    late = tmp_path / "sudo"
+    late.write_text(
+        f'#!/bin/sh\ntouch {tmp_path}/up\nwhile [ ! -e {tmp_path}/go ]; do sleep 0.01; done\necho "$5" > "$4"\n'
+    )
+    late.chmod(0o755)
+
+    def instead(change: Any) -> Run | None:
+        words = ("sudo", "-n", "helper", change.path, change.text) if isinstance(change, Write) else None
+        return Run(words, 60.0) if words else None
+
+    monkeypatch.setattr(privileged, "instead", instead)
+    book = begun(tmp_path)
+    wrote(book, 0, Write(str(knob), "new"), "old", "new" if undoing else None)
+    words = ("-n", "helper", str(knob), "old" if undoing else "new")
+    helper = subprocess.Popen((str(late), *words), start_new_session=True)
+    until((tmp_path / "up").exists)
+    threading.Timer(0.2, (tmp_path / "go").touch).start()
+    journal.restore(book)
+    assert helper.poll() is not None or helper.wait(60) == 0
+    assert knob.read_text().strip() == "old"
+
+
 # ---------------------------------------------------------------- dead runs
+
+
+def two_dead_runs(tmp_path: Path, knob: Path, **claims: Any) -> None:
+    """Both have written the same setting, and the first could not be mended when the second began."""
+    for run, old, new in (("a", "1", "2"), ("b", "2", "3")):
+        book = begun(tmp_path, run=run, claims=claims[run])
+        wrote(book, 0, Write(str(knob), new), old, new)
+        book.close()
+    os.utime(book.path, (1, 1))
+    knob.write_text("3")
+
+
+def test_two_dead_runs_are_undone_in_reverse(tmp_path: Path, knob: Path) -> None:
+    two_dead_runs(tmp_path, knob, a=["cpu:x"], b=["cpu:x"])
+    done = restoring.restore(None)
+    assert (done.exit_code, knob.read_text(), journal.left()) == (0, "1", [])
+
+
+def test_what_a_later_dead_run_has_set_is_not_somebody_elses_wish(tmp_path: Path, knob: Path, state: Path) -> None:
+    """As long as that one can't be mended, the journal of the first stays."""
+    two_dead_runs(tmp_path, knob, a=["cpu:x"], b=["cpu:x", "gpu:y"])
+    busy = Locks()
+    busy.take(["gpu:y"])
+    list(restoring.at_start(Locks()))
+    assert (knob.read_text(), len(list(state.glob("journal-*")))) == ("3", 2)
+    busy.release()
+    list(restoring.at_start(Locks()))
+    assert (knob.read_text(), journal.left()) == ("1", [])
+
+
+def test_a_living_journal_of_another_machine_of_this_name_is_alive(tmp_path: Path) -> None:
+    """Two machines may share the folder where journals are."""
+    book = begun(tmp_path, boot_id="another")
+    assert [left.state for left in journal.left()] == ["alive"]
+    assert restoring.restore(None).exit_code == 0 and book.path.exists()
 
 
 def test_a_journal_of_before_the_last_boot_is_dropped(tmp_path: Path, knob: Path) -> None:

@@ -308,3 +308,38 @@ def test_the_users_own_systemd_is_asked_for_a_scope(tmp_path: Path, monkeypatch:
 
 def test_the_state_folder_of_these_tests_is_their_own(state: Path) -> None:
     assert folder.state_folder() == state
+
+
+def test_what_a_profrun_in_the_target_has_in_hand_goes_on(tmp_path: Path) -> None:
+    """Its keeper, and its commands, which bear its own mark: nobody else would put its machine back."""
+    sleep = f"sleep 603.{os.getpid():07}"
+    inner = keeper.Keeper({"run": "inner", "report": str(tmp_path), "journal": None}, ())
+    assert inner.ready()
+    script = f"{process.MARKER}=inner/undo-3. setsid sh -c '{sleep}; true' & {process.MARKER}=inner/p01 {sleep} & wait"
+    outer = started("sh", "-c", script, mark="outer/p01")
+    until(lambda: len(processes(f"^{sleep}")) == 2)
+    about = [{"mark": "outer/p01"}, {"pid": outer.pid, "born": process.born(outer.pid)}]
+    keeper.end_pass([*about, {"pid": inner.pid, "born": process.born(inner.pid)}])
+    [left] = processes(f"^{sleep}")
+    assert (process.environ_of(left) or {})[process.MARKER] == "inner/undo-3."
+    assert process.alive(inner.pid)
+    os.killpg(os.getsid(left), signal.SIGKILL)
+    inner.bye()
+    outer.wait()
+
+
+def test_one_that_replaces_another_is_set_apart_as_well(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[int] = []
+    monkeypatch.setattr(cgroups, "set_apart", lambda _machine, pid: moved.append(pid))
+    held = guard.Guard(Machine(), lambda text: None)
+    held.open("r", folder.Folder(report), report / "scratch", changes=True, public=True)
+    assert held.keeper
+    held.before_first_change()
+    first = held.keeper.pid
+    held.pass_begins("r/p01", ())
+    os.kill(first, signal.SIGKILL)
+    until(lambda: gone(first))
+    held.pass_begins("r/p02", ())
+    held.pass_begins("r/p03", ())
+    assert moved == [first, held.keeper.pid]
+    held.close()

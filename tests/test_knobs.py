@@ -46,9 +46,9 @@ def test_the_kernels_numbers_come_with_their_meaning(tmp_path: Path) -> None:
         },
     )
     assert values(kernel.kernel(here)) == {
-        "perf_event_paranoid": ("4", "-1, 0, 1, 2, 3, 4", "only root may use perf"),
-        "ptrace_scope": ("1", "0, 1, 2, 3", "a program may trace what it has started"),
-        "address randomisation": ("2", "0, 1, 2", "stack, libraries and heap lie elsewhere in each run"),
+        "perf_event_paranoid": ("4 (only root may use perf)", "-1, 0, 1, 2, 3, 4", None),
+        "ptrace_scope": ("1 (a program may trace what it has started)", "0, 1, 2, 3", None),
+        "address randomisation": ("2 (stack, libraries and heap move)", "0, 1, 2", None),
         "timer": ("250 Hz", None, None),
     }
 
@@ -73,7 +73,7 @@ def test_memory(tmp_path: Path) -> None:
     )
     found = values(kernel.memory(here))
     assert found["huge pages"] == ("madvise", "always, madvise, never", None)
-    assert found["NUMA balancing"][2] == "pages move to where they are used, by page faults"
+    assert found["NUMA balancing"][0] == "1 (pages move to where they are used)"
     assert found["swap"][0] == "2.05 GB of 8.19 GB in use"
     assert values(kernel.memory(machine(tmp_path, {"proc/meminfo": "SwapTotal: 0 kB\nSwapFree: 0 kB\n"})))["swap"] == (
         "none",
@@ -206,6 +206,14 @@ def test_the_text(here: Machine) -> None:
     assert "not installed; an administrator can change that once and for all:\n  sudo install -D" in text
     assert "\x1b" not in text
     assert "\x1b" in knobs.as_text(knobs.collect(here), width=100, color=True)
+
+
+def test_on_a_narrow_terminal_lines_wrap_and_no_word_is_cut() -> None:
+    limits = "default, performance, balance_performance, balance_power, power"
+    knob = Knob("policy0 energy preference", "balance_performance", limits, "nobody: read-only file system")
+    text = knobs.as_text(knobs.Found((knobs.Group("CPU", (knob,)),)), width=80)
+    assert "…" not in text and text.count("balance_performance") == 2
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_with_the_root_helper_it_is_who_sets_them(here: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

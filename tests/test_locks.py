@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import knobs
@@ -12,6 +14,8 @@ from orchestrator import folder, guard, locks
 from orchestrator.errors import BusyError
 from orchestrator.locks import Locks
 from orchestrator.machine import Machine
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files to another user")
 
 
 @pytest.fixture(autouse=True)
@@ -67,22 +71,84 @@ def test_whatever_a_lock_says_of_its_holder(state: Path, content: bytes) -> None
     assert "another run holds gpu:A" in locks.busy(busy).text()
 
 
-def test_a_lock_that_is_a_link_is_not_followed(state: Path, tmp_path: Path) -> None:
+def _put_fifo(path: Path, _precious: Path) -> None:
+    os.mkfifo(path)
+
+
+STRANGE = [
+    _put_fifo,
+    lambda path, _: path.mkdir(),
+    lambda path, file: path.symlink_to(file),
+    lambda p, f: os.link(f, p),
+]
+
+
+@pytest.mark.parametrize("put", STRANGE, ids=["fifo", "folder", "link", "hard link"])
+def test_something_else_in_the_place_of_a_lock(state: Path, tmp_path: Path, put: Callable[[Path, Path], None]) -> None:
+    """Nothing of it is written to, only that claim is lost, and whose it is is said."""
     state.mkdir(mode=0o700)
     (tmp_path / "precious").write_text("mine")
-    (state / "lock-gpu-A").symlink_to(tmp_path / "precious")
-    with pytest.raises(OSError, match="symbolic links"):
-        Locks().take(["gpu:A"])
+    put(state / "lock-gpu-A", tmp_path / "precious")
+    said: list[str] = []
+    held = guard.Guard(Machine(), said.append)
+    held.hold(["gpu:A", "gpu:B"], None, lambda: ())
     assert (tmp_path / "precious").read_text() == "mine"
+    assert f"gpu:A can't be locked: {state / 'lock-gpu-A'} (owner {getpass.getuser()}): " in said[0]
+    assert [holder.claim for holder in Locks().take(["gpu:A", "gpu:B"])] == ["gpu:B"]
+    (tmp_path / "report").mkdir()
+    held.open("r", folder.Folder(tmp_path / "report"), tmp_path / "scratch", changes=True, public=True)
+    assert held.journal and held.journal.about["claims"] == ["gpu:A", "gpu:B"], "another may mend it"
+    held.close()
 
 
-def test_everybody_may_lock_whatever_the_umask(state: Path) -> None:
+def test_everybody_may_lock_and_nobody_else_may_write(state: Path) -> None:
     before = os.umask(0o077)
     try:
         Locks().take(["gpu:A"])
     finally:
         os.umask(before)
-    assert (state / "lock-gpu-A").stat().st_mode & 0o777 == 0o666
+    assert (state / "lock-gpu-A").stat().st_mode & 0o777 == 0o644
+    (state / "lock-gpu-A").chmod(0o666)
+    Locks().take(["gpu:A"])
+    assert (state / "lock-gpu-A").stat().st_mode & 0o777 == 0o644
+
+
+@needs_root
+def test_the_lock_of_another_user_is_not_written_to(state: Path) -> None:
+    state.mkdir(mode=0o700)
+    (state / "lock-gpu-A").write_text("theirs")
+    os.chown(state / "lock-gpu-A", 65534, 65534)
+    own = Locks()
+    assert own.take(["gpu:A"]) == []
+    own.sign({"pid": 1, "user": "us"})
+    assert (state / "lock-gpu-A").read_text() == "theirs"
+    [holder] = Locks().take(["gpu:A"])
+    assert (holder.pid, holder.user) == (os.getpid(), "root"), "the kernel knows"
+    own.release()
+    assert (state / "lock-gpu-A").read_text() == "theirs"
+
+
+def test_who_holds_it_is_known_from_the_start() -> None:
+    """Not only once there is a report."""
+    held = guard.Guard(Machine(), lambda text: None)
+    held.hold(["gpu:A"], None, lambda: ())
+    [holder] = Locks().take(["gpu:A"])
+    assert holder.pid == os.getpid() and holder.since
+
+
+def test_a_lock_that_is_removed_before_it_is_ours_locks_nothing(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, seen = locks._locked, list[int]()
+
+    def late(fd: int) -> bool:
+        if not seen:
+            (state / "lock-gpu-A").unlink()
+        seen.append(fd)
+        return real(fd)
+
+    monkeypatch.setattr(locks, "_locked", late)
+    first = Locks()
+    assert first.take(["gpu:A"]) == [] and len(seen) == 2
+    assert [holder.claim for holder in Locks().take(["gpu:A"])] == ["gpu:A"]
 
 
 def test_waiting_ends_with_the_holder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,6 +184,7 @@ def test_a_keeper_at_work_is_waited_for_unasked(monkeypatch: pytest.MonkeyPatch)
     first = Locks()
     first.take(["gpu:A"])
     first.sign({"pid": 2**22 + 1})
+    monkeypatch.setattr(locks, "_holders", lambda _about: [2**22 + 1])
     monkeypatch.setattr(guard.time, "sleep", lambda _: first.release())
     guard.Guard(Machine(), lambda text: None).hold(["gpu:A"], None, lambda: ())
 
@@ -131,9 +198,25 @@ def test_a_folder_of_somebody_else_is_not_used(state: Path, tmp_path: Path, monk
     state.symlink_to(tmp_path / "theirs")
     with pytest.raises(OSError, match="no folder of ours"):
         folder.state_folder()
+    with pytest.raises(OSError, match="no folder of ours"):
+        folder.trusted_state(state)
     monkeypatch.setenv("PROFRUN_STATE", str(tmp_path / "theirs"))
     with pytest.raises(OSError, match="no folder of ours"):
         folder.state_folder()
+
+
+@needs_root
+def test_a_folder_below_one_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root's own folder in the home that sudo has kept: its owner may have put any other in its place."""
+    (tmp_path / "home" / "state").mkdir(parents=True, mode=0o700)
+    os.chown(tmp_path / "home", 65534, 65534)
+    monkeypatch.setenv("PROFRUN_STATE", str(tmp_path / "home" / "state"))
+    with pytest.raises(OSError, match="belongs to another user"):
+        folder.state_folder()
+    monkeypatch.setenv("PROFRUN_STATE", str(tmp_path / "home" / "new"))
+    with pytest.raises(OSError, match="belongs to another user"):
+        folder.state_folder()
+    assert not (tmp_path / "home" / "new").exists()
 
 
 def test_without_root_the_users_own_state_folder_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

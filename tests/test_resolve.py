@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from cli import script
 
 from orchestrator import resolve
 from orchestrator.errors import ProfrunError
+from orchestrator.machine import Machine
+from orchestrator.plan import Plan
 
 
 def test_a_program_is_found_on_the_targets_own_path(tmp_path: Path) -> None:
@@ -73,3 +77,42 @@ def test_a_shim_whose_manager_fails_is_run_as_it_is(tmp_path: Path) -> None:
     shim = script(tmp_path / "shims" / "python", f'#!/bin/sh\nexec "{manager}" exec python "$@"\n')
     found = resolve.target((str(shim),), ".", {})
     assert (found.exe, found.shims) == (str(shim), ())
+
+
+# ---------------------------------------------------------------- whose environment it is
+
+
+def _told(run: resolve.Run) -> Machine:
+    machine = Machine()
+    resolve.tell(machine, run)
+    return machine
+
+
+def _plan(steps: str) -> Plan:
+    return Plan.model_validate({"version": 1, "collectors": [{"use": "timing"}], "environment": yaml.safe_load(steps)})
+
+
+def test_what_one_step_removes_a_later_one_may_set() -> None:
+    plan = _plan("[{use: env, unset: [CUDA_VISIBLE_DEVICES]}, {use: env, set: {CUDA_VISIBLE_DEVICES: '1'}}]")
+    assert _told(resolve.resolve(plan, ("true",))).target_env["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_a_program_that_runs_already_has_its_own_environment() -> None:
+    """Not profrun's, and not the plan's."""
+    plan = _plan("[{use: env, set: {CUDA_VISIBLE_DEVICES: '0'}}]")
+    env = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": "1"}
+    with subprocess.Popen(["sleep", "300"], env=env) as one, subprocess.Popen(["sleep", "300"], env={}) as other:
+        try:
+            alone = _told(resolve.attach(plan, [one.pid], None))
+            both = _told(resolve.attach(plan, [one.pid, other.pid], None))
+        finally:
+            one.kill()
+            other.kill()
+    assert (alone.target_env, alone.target_env_unknown, alone.target_pids) == (env, None, (one.pid,))
+    assert "CUDA_VISIBLE_DEVICES" not in both.target_env and "see different GPUs" in (both.target_env_unknown or "")
+
+
+def test_an_environment_that_can_not_be_read_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.process.environ_of", lambda _pid: None)
+    told = _told(resolve.attach(_plan("[]"), [os.getpid()], None))
+    assert told.target_env == {} and f"of {os.getpid()} can't be read" in (told.target_env_unknown or "")

@@ -450,6 +450,20 @@ def test_a_collector_is_added_to_a_report(tmp_path: Path) -> None:
     assert more.summary["metrics"]["wall_s"]["n"] == 3
 
 
+def test_what_is_added_to_keeps_its_environment_and_how_it_ended(tmp_path: Path) -> None:
+    """Of all runs that a report holds there is one outcome."""
+    plan = write_plan(tmp_path, TIMING, environment='[{use: shell, run: ["true"], undo: ["false"]}]', **FAST)
+    first = profrun(plan, "--", "true", cwd=tmp_path)
+    assert first.code == 5
+    other = '[{use: env, set: {A: "1"}}]'
+    fine = write_plan(tmp_path, TIMING, environment=other, **FAST)
+    more = profrun(fine, "--into", first.folder, "--", "true", cwd=tmp_path)
+    assert [step["use"] for step in more.summary["environment"]] == ["shell", "env"]
+    assert (more.code, more.summary["outcome"]["status"]) == (5, "environment_failed")
+    again = profrun("report", first.folder, cwd=tmp_path)
+    assert [step["use"] for step in again.summary["environment"]] == ["shell", "env"]
+
+
 def test_a_collector_that_the_plan_lacks_is_added_too(tmp_path: Path) -> None:
     first = profrun(write_plan(tmp_path, TIMING, **FAST), "--", "sh", "-c", "true", cwd=tmp_path)
     stranger = profrun("--into", first.folder, "--", "true", cwd=tmp_path)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from orchestrator import sampler
+from orchestrator import gpus, sampler
 from orchestrator.collectors.base import Collector, Parsed
 from orchestrator.errors import ParseError
-from orchestrator.model import Beside, Capture, Check, Expect, Job, Launch, Sign, Tool, ToolProbe, When
+from orchestrator.model import Beside, Capture, Check, Expect, Job, Launch, Sign, Tool, When
 from orchestrator.units import Duration, Size
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 LEAST_S = 0.01
 """Processors count their time in ticks of 10 ms."""
-_SMI = ToolProbe("nvidia-smi", places=("/usr/lib/wsl/lib/nvidia-smi",))
 _FILE = "samples.jsonl"
 _BINDINGS = "nvidia-ml-py"
 
@@ -56,8 +55,8 @@ class Monitor(Collector):
 
     def tool(self, machine: Machine) -> Tool:
         """The sampler is profrun's own; the tool is what it asks where NVML does not answer."""
-        path = machine.find(_SMI) if self.gpus else None
-        return Tool(_SMI.name, path, machine.gpu_look.driver if path else None)
+        path = machine.find(gpus.SMI) if self.gpus else None
+        return Tool(gpus.SMI.name, path, machine.gpu_look.driver if path else None)
 
     def checks(self, machine: Machine) -> list[Check]:
         what = [

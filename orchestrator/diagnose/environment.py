@@ -51,6 +51,26 @@ def not_put_back(report: Report) -> Iterator[Finding]:
     )
 
 
+def former_lock_gone(report: Report) -> Iterator[Finding]:
+    """A GPU's clocks seem to have been locked before the run. There is no way to read a lock, so it was reset."""
+    for step in report.environment:
+        gpus = step.before.get("gpus", {}).values() if step.use == "gpu_clocks" and step.before else ()
+        reset = {part.name for part in step.parts if part.after == "reset"}
+        gone = [gpu for gpu in gpus if gpu.get("lock_seen") and f"GPU {gpu['gpu']} graphics" in reset]
+        for gpu in gone:
+            clock = f"{gpu['graphics_mhz']},{gpu['graphics_mhz']}"
+            yield Finding(
+                rule="former_lock_gone",
+                category="environment",
+                severity="minor",
+                title=f"GPU {gpu['gpu']} is not as it was found, if its clock was locked: that was reset",
+                advice=f"Before the run {gpu['lock_seen']}. If it was one, set it again: "
+                f"nvidia-smi -i {gpu['gpu']} -lgc {clock}",
+                confidence="medium",
+                evidence=(Evidence("environment", f"GPU {gpu['gpu']} graphics before", gpu["graphics_mhz"], "MHz"),),
+            )
+
+
 def busy_gpu(report: Report) -> Iterator[Finding]:
     """Somebody else used a GPU that the program was measured on."""
     for step in _ended(report, "gpu_idle", "failed"):
@@ -95,7 +115,8 @@ def step_not_in_force(report: Report) -> Iterator[Finding]:
             continue
         value = f" ({step.detail})" if step.detail else ""
         title = f"{step.use} {_WORDS[step.status]}{value}" + (f": {step.reason}" if step.reason else "")
-        advice = _ADVICE[step.status] + (f" Next: {step.fix}" if step.fix else "")
+        general = "" if step.status == "clamped" and step.fix else _ADVICE[step.status]  # a step knows better
+        advice = " ".join(filter(None, (general, f"Next: {step.fix}" if step.fix else "")))
         yield _found("step_not_in_force", _SEVERITY[step.status], title, advice, step)
 
 
@@ -125,13 +146,34 @@ def _found(
     )
 
 
-def _numbers(during: Any, name: str = "during") -> Iterator[Evidence]:
-    """The figures that were seen while the passes ran."""
-    for key, value in during.items() if isinstance(during, Mapping) else ():
+_UNITS = {"_mhz": "MHz", "_pct": "%"}
+
+
+def _numbers(during: Any) -> Iterator[Evidence]:
+    """The figures that were seen while the passes ran: of several GPUs those of the ones that were off."""
+    seen = during if isinstance(during, Mapping) else {}
+    gpus = [one for one in seen.values() if isinstance(one, Mapping) and "gpu" in one]
+    for gpu in [one for one in gpus if "held_down_pct" in one] or gpus:
+        rest = {key: value for key, value in gpu.items() if key != "gpu" and not _is_held(value)}
+        yield from _figures(rest, f"GPU {gpu['gpu']}")
+    yield from _figures({} if gpus else seen, "during")
+
+
+def _is_held(value: Any) -> bool:
+    """Whether no sample of a clock was off."""
+    return isinstance(value, Mapping) and value.get("off") == 0
+
+
+def _figures(values: Mapping[str, Any], name: str, unit: str | None = None) -> Iterator[Evidence]:
+    """Every number, with the unit that the ending of its key names, or that of the group it stands in."""
+    for key, value in values.items():
+        ending = next((ending for ending in _UNITS if key.endswith(ending)), "")
+        label, own = f"{name} {key.removesuffix(ending).replace('_', ' ')}", _UNITS.get(ending, unit)
         if isinstance(value, Mapping):
-            yield from _numbers(value, f"{name} {key}")
+            yield from _figures(value, label, own)
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            yield Evidence("environment", f"{name} {key}", value)
+            counted = key == "off"
+            yield Evidence("environment", f"{label} (samples)" if counted else label, value, None if counted else own)
 
 
-RULES = (not_put_back, busy_gpu, busy_machine, clock_not_held, step_not_in_force)
+RULES = (not_put_back, former_lock_gone, busy_gpu, busy_machine, clock_not_held, step_not_in_force)

@@ -48,7 +48,7 @@ def _driver(machine: Machine, found: gpus.Look) -> Diagnosis:
         fix = f"restart the container: the host's driver ({version}) has changed" if machine.in_container() else _RELOAD
         return Diagnosis("NVIDIA driver", "broken", why, fix, version)
     if found.silent:
-        fix = "reboot: a driver that hangs can't be unloaded (sudo dmesg | grep -i xid may say why)"
+        fix = gpus.WAKE
         return Diagnosis("NVIDIA driver", "broken", why, fix, version)
     if loaded or machine.path("dev/dxg").exists():
         return _unreachable(machine, why, version)
@@ -109,7 +109,7 @@ def counters(machine: Machine) -> Iterator[Diagnosis]:
     driver."""
     found = re.search(r"RmProfilingAdminOnly:\s*(\d)", machine.read("proc/driver/nvidia/params") or "")
     if not found:
-        if system.is_wsl(machine) and machine.path("dev/dxg").exists():
+        if machine.is_wsl() and machine.path("dev/dxg").exists():
             said = "Windows decides who may read them, which can't be told from here; if ncu says ERR_NVGPUCTRPERM:"
             yield Diagnosis("GPU counters", "unknown", said, system.allow_counters(machine))
         return
@@ -161,13 +161,11 @@ def _running(machine: Machine) -> Iterator[tuple[str, str]]:
 
 
 def _mig(found: gpus.Look) -> Iterator[Diagnosis]:
-    """A GPU in parts has no clock lock, and no counters of the units that the parts share."""
+    """A GPU in parts has one clock for all of them, and no counters of the units that the parts share."""
     for gpu in found.gpus:
         if gpu.mig:
             parts = len(gpu.mig_uuids)
-            said = (
-                f"GPU {gpu.index} is split (MIG) into {parts} part{'' if parts == 1 else 's'}: clocks can't be locked"
-            )
-            said += ", counters of shared units (L2, memory) can't be read"
+            said = f"GPU {gpu.index} is split (MIG) into {parts} part{'' if parts == 1 else 's'}: "
+            said += "its clocks are those of all, counters of shared units (L2, memory) can't be read"
             fix = f"sudo nvidia-smi -i {gpu.index} -mig 0, with nothing on it, where the whole GPU is to be measured"
             yield Diagnosis("MIG", "ok", said, fix)

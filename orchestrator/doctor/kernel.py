@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from pathlib import PurePosixPath
 
-from orchestrator import process
-from orchestrator.doctor import system
+from orchestrator import kernel, neighbours, process
 from orchestrator.doctor.words import LIMIT_S, Diagnosis
 from orchestrator.machine import Machine
 from orchestrator.model import ToolProbe
@@ -117,7 +115,7 @@ def _hardware(machine: Machine, said: str) -> Diagnosis:
     found = _CYCLES.search(said)
     count = found[1] if found else ""
     if count.strip("<>") == "not supported":
-        what = "WSL" if system.is_wsl(machine) else "this machine (a virtual one?)"
+        what = "WSL" if machine.is_wsl() else "this machine (a virtual one?)"
         words = f"{what} shows no counters of the processor: perf samples by the clock, and counts no instructions"
         return Diagnosis("hardware events", "missing", words)
     if count.isdigit():
@@ -134,16 +132,13 @@ def gist(answer: process.Answer) -> str:
 
 # ---------------------------------------------------------------- containers
 
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"
-"""PROC_PID_INIT_INO of the kernel: who has it sees every process of the machine."""
-
 
 def container(machine: Machine) -> Diagnosis:
     """Which walls are around profrun, and what they keep from it."""
     kind = machine.in_container()
-    hidden = _hidden(machine)
+    hidden = not neighbours.all_pids_here(machine)
     if kind is None and not hidden:
-        below = "WSL, below Windows" if system.is_wsl(machine) else "none: this is the host itself"
+        below = "WSL, below Windows" if machine.is_wsl() else "none: this is the host itself"
         return Diagnosis("container", "ok", below)
     lacking = [(name, what) for name, what in _uses(machine) if not machine.capable(name, kind="CapBnd")]
     said = [kind or "of unknown kind"]
@@ -164,13 +159,6 @@ def _uses(machine: Machine) -> Iterator[tuple[str, str]]:
         yield "SYS_ADMIN", "GPU counters"
 
 
-def _hidden(machine: Machine) -> bool:
-    try:
-        return os.readlink(machine.path("proc/self/ns/pid")) != _FIRST_PID_NAMESPACE  # noqa: PTH115
-    except OSError:
-        return False
-
-
 # ---------------------------------------------------------------- limits of the control group
 
 _LITTLE_BYTES = 1 << 30
@@ -179,9 +167,9 @@ _FEW_PROCESSES = 64
 
 def limits(machine: Machine) -> Diagnosis:
     """The control group's limits of memory, CPU time and processes, the tightest from here to the root."""
-    memory, cpus, room = (_tightest(machine, name) for name in ("memory", "cpu", "pids"))
+    memory, cpus, room = (kernel.tightest(machine, name) for name in ("memory", "cpu", "pids"))
     said = [f"memory {show_bytes(int(memory))}"] if memory is not None else []
-    said += [f"CPU time of {cpus:g} CPUs"] if cpus is not None else []
+    said += [f"CPU time of {cpus:.3g} CPUs"] if cpus is not None else []
     said += [f"room for {room:g} more processes"] if room is not None else []
     if room is not None and room < _FEW_PROCESSES:
         fix = "raise the control group's pids.max (docker: --pids-limit)"
@@ -194,42 +182,3 @@ def limits(machine: Machine) -> Diagnosis:
         fix = "bind whole CPUs instead (docker: --cpuset-cpus in place of --cpus)"
         return Diagnosis("limits", "ok", ", ".join(said), fix)
     return Diagnosis("limits", "ok", ", ".join(said) or "the control group sets none")
-
-
-def _tightest(machine: Machine, what: str) -> float | None:
-    """Bytes, CPUs, or processes that may still be started; None where nothing limits them."""
-    found = [limit for place in _groups(machine, what) if (limit := _limit(machine, place, what)) is not None]
-    return min(found, default=None)
-
-
-def _groups(machine: Machine, what: str) -> Iterator[str]:
-    """The control group of this process and all above it, in version 2 and in the hierarchy of version 1."""
-    for line in (machine.read("proc/self/cgroup") or "").splitlines():
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        tops = [f"sys/fs/cgroup/{what}"] if what in controllers.split(",") else []
-        tops += ["sys/fs/cgroup"] if not controllers else []
-        own = PurePosixPath(path.lstrip("/") or ".")
-        yield from (f"{top}/{place}".removesuffix("/.") for top in tops for place in (own, *own.parents))
-
-
-_UNLIMITED_BYTES = 1 << 60
-"""What version 1 shows for no limit is a little below 2^63."""
-
-
-def _limit(machine: Machine, place: str, what: str) -> float | None:
-    if what == "memory":
-        limit = _number(machine, f"{place}/memory.max") or _number(machine, f"{place}/memory.limit_in_bytes")
-        return limit if limit is not None and limit < _UNLIMITED_BYTES else None
-    if what == "pids":
-        most, now = _number(machine, f"{place}/pids.max"), _number(machine, f"{place}/pids.current")
-        return None if most is None or now is None else most - now
-    two = (machine.read(f"{place}/cpu.max") or "").split()
-    one = [machine.read(f"{place}/cpu.cfs_{name}_us") for name in ("quota", "period")]
-    quota, period = two if len(two) == 2 else one
-    numeric = quota is not None and quota.isdigit() and period is not None and period.isdigit() and period != "0"
-    return float(quota or 0) / float(period or 1) if numeric else None
-
-
-def _number(machine: Machine, name: str) -> int | None:
-    text = machine.read(name) or ""
-    return int(text) if text.isdigit() else None

@@ -37,7 +37,8 @@ def root_helper(machine: Machine) -> Diagnosis:
 
 
 def _knobs(name: str, knobs: list[Knob]) -> Diagnosis:
-    """Told by who may write them; blocked where that is nobody that profrun can be, missing where there are none."""
+    """Told by who may write them; blocked where that is nobody that profrun can be, missing where some or all that the
+    step is for are not there."""
     absent, there = [k for k in knobs if k.writer is None], [k for k in knobs if k.writer is not None]
     said = [f"{knob.name}: {knob.note or 'not to be set here'}" for knob in absent]
     if not there:
@@ -45,7 +46,8 @@ def _knobs(name: str, knobs: list[Knob]) -> Diagnosis:
     rest = [knob for knob in there if not _ours(knob)]
     if not rest:
         said.append(f"can be changed: {_some(there)}")
-        return Diagnosis(name, "ok", "; ".join(said))
+        lacks = any(knob.value is None for knob in absent)
+        return Diagnosis(name, "missing" if lacks else "ok", "; ".join(said))
     own = [knob for knob in there if _ours(knob)]
     said += [f"can be changed: {_some(own)}"] if own else []
     for writer in dict.fromkeys(knob.writer for knob in rest):

@@ -73,7 +73,7 @@ def how_to_get(machine: Machine, name: str) -> str | None:
 
 def get_driver(machine: Machine) -> str:
     """How the driver of an NVIDIA GPU comes here."""
-    if is_wsl(machine):
+    if machine.is_wsl():
         return "install NVIDIA's driver in Windows, never in WSL; then wsl --shutdown"
     if machine.in_container():
         return let_gpus_in(machine)
@@ -95,7 +95,7 @@ def let_gpus_in(machine: Machine) -> str:
 def allow_counters(machine: Machine) -> str:
     """How programs of ordinary users, or of this container, get to read the GPU's counters (NVIDIA's page on
     ERR_NVGPUCTRPERM)."""
-    if is_wsl(machine):
+    if machine.is_wsl():
         return (
             "in Windows, NVIDIA Control Panel, Developer: Manage GPU Performance Counters, allow access to all users; "
             "then wsl --shutdown"
@@ -117,11 +117,6 @@ def _module(machine: Machine) -> str:
     """Debian's own package calls the driver's module by another name."""
     theirs = machine.read("etc/modprobe.d/nvidia.conf") or ""
     return "nvidia-current" if "nvidia-current" in theirs else "nvidia"
-
-
-def is_wsl(machine: Machine) -> bool:
-    """Linux below Windows: its kernel says so."""
-    return "microsoft" in (machine.read("proc/sys/kernel/osrelease") or "").lower()
 
 
 def nvidia_devices(machine: Machine) -> list[str]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, PlainSerializer, PlainValidator, StrictBool, StrictInt, WithJsonSchema, model_validator
 
 from orchestrator import process
-from orchestrator.env_steps.base import Step
+from orchestrator.env_steps.base import Step, yaml_word
 from orchestrator.model import Cannot, Change, Check, Child, StepStatus, Verdict
-from orchestrator.process import numbers_in, spans_of
+from orchestrator.names import numbers_in, spans
 
 if TYPE_CHECKING:
     from orchestrator.machine import Machine
@@ -43,7 +43,7 @@ def _cpus(value: Any) -> tuple[int, ...]:
 Cpus = Annotated[
     tuple[int, ...],
     PlainValidator(_cpus),
-    PlainSerializer(spans_of, return_type=str),
+    PlainSerializer(spans, return_type=str),
     WithJsonSchema(
         {
             "anyOf": [
@@ -97,12 +97,11 @@ class Affinity(Step):
         nodes = [path.name[4:] for path in machine.path(_NODE).glob("node[0-9]*")]
         lacks_cpus = not set(self.cpus or ()) <= set(trial.cpus)
         return {
-            "cpus": spans_of(os.sched_getaffinity(0)),
+            "cpus": spans(os.sched_getaffinity(0)),
             "nice": os.getpriority(os.PRIO_PROCESS, 0),
-            "trial": {"cpus": spans_of(trial.cpus), "refused": dict(trial.refused)},
-            **({"usable": spans_of(_usable())} if lacks_cpus else {}),
-            **({"nodes": spans_of(map(int, nodes))} if self.numa is not None else {}),
-            **({"attached": list(machine.target_pids)} if machine.target_pids else {}),
+            "trial": {"cpus": spans(trial.cpus), "refused": dict(trial.refused)},
+            **({"usable": spans(_usable())} if lacks_cpus else {}),
+            **({"nodes": spans(map(int, nodes))} if self.numa is not None else {}),
         }
 
     def apply(self, before: dict[str, Any]) -> tuple[Change, ...]:
@@ -110,10 +109,6 @@ class Affinity(Step):
 
     def _out_of_reach(self, before: Mapping[str, Any]) -> Iterator[Cannot]:
         """What the program will not get. What it gets needs no change to the machine."""
-        if before.get("attached"):
-            reason = "the program runs already: what it was started with is left alone"
-            yield Cannot("the program", "not_available", reason, fix="let profrun start it")
-            return
         refused: Mapping[str, int] = before["trial"]["refused"]
         if self.cpus is not None and "usable" in before:
             yield _cpus_out_of_reach(self.cpus, before)
@@ -144,12 +139,12 @@ class Affinity(Step):
         random = None if bits is None else not bits & NO_RANDOM_ADDRESSES
         found = {"cpus": started.get("cpus"), "nice": started.get("nice"), "aslr": random}
         wanted = {
-            "cpus": None if self.cpus is None else spans_of(self.cpus),
+            "cpus": None if self.cpus is None else spans(self.cpus),
             "nice": self.nice,
             "aslr": None if self.aslr else False,
         }
         off = [
-            f"{name} {_yaml(found[name])} instead of {_yaml(asked)}"
+            f"{name} {yaml_word(found[name])} instead of {yaml_word(asked)}"
             for name, asked in wanted.items()
             if asked is not None and found[name] not in (None, asked)
         ]
@@ -161,9 +156,9 @@ def _cpus_out_of_reach(wanted: tuple[int, ...], before: Mapping[str, Any]) -> Ca
     usable = numbers_in(before["usable"])
     left, lost = sorted({*wanted} & {*usable}), sorted({*wanted} - {*usable})
     word, fix = "CPU" if len(lost) == 1 else "CPUs", f"choose from {before['usable']}, or widen the job's CPU set"
-    reason = f"{word} {spans_of(lost)} can't be used here (usable: {before['usable']})"
+    reason = f"{word} {spans(lost)} can't be used here (usable: {before['usable']})"
     if left:
-        return Cannot("CPUs", "clamped", reason, spans_of(left), fix)
+        return Cannot("CPUs", "clamped", reason, spans(left), fix)
     return Cannot("CPUs", "not_available", f"{reason}; the program may use all of these", fix=fix)
 
 
@@ -174,7 +169,3 @@ def _usable() -> tuple[int, ...]:
 
 def _name(number: int) -> str:
     return errno.errorcode.get(number, str(number))
-
-
-def _yaml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

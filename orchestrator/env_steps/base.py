@@ -12,12 +12,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from orchestrator.model import Change, Check, Child, Judged, Knob
+from orchestrator.model import Cannot, Change, Check, Child, Judged, Knob
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from orchestrator.machine import Machine
+
+
+def yaml_word(value: Any) -> str:
+    """A value as a plan has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class Step(BaseModel):
@@ -54,12 +59,16 @@ class Step(BaseModel):
     def verify(self, machine: Machine) -> dict[str, Any]:
         """What the machine says after the changes, and again after they were undone; empty: there is nothing to read.
 
-        Each `Write` is read back without it."""
+        Each `Write` is read back without it. `parts`: of what commands have set what each setting says, by its part."""
         return {}
 
     def judge(self, before: dict[str, Any], verified: dict[str, Any]) -> Judged | None:
         """What the step makes of `verified`; None when it has nothing to object."""
         return None
+
+    def may_pass(self, seen: dict[str, Any]) -> bool:
+        """Whether what `judge` has against `seen` may pass, so that a `Wait` can help."""
+        return True
 
     def restore(self, before: dict[str, Any], change: Change) -> Change | None:
         """What undoes one change of `apply`; None for one that needs nothing, as `Write` and `Hold` do."""
@@ -70,6 +79,10 @@ class Step(BaseModel):
 
         Empty when the samples don't tell."""
         return {}, None
+
+    def watched(self) -> str:
+        """What `during` looks after, as in "the clocks hold"; empty where that is nothing that was asked for."""
+        return ""
 
     @classmethod
     def knobs(cls, machine: Machine) -> list[Knob]:
@@ -87,3 +100,11 @@ class Step(BaseModel):
         in_force (is what profrun adds to a Python active there?), why_not, seeds (`Seeds.read_back`, or None),
         ended (has it come to Python's own end, at which that is read?), and cpus, nice, personality (None: unknown)."""
         return {}, None
+
+
+def too_late(step: Step, machine: Machine) -> Cannot | None:
+    """Why a step can do nothing here: it is for a program's start, and this one runs already."""
+    if not machine.target_pids or step.child() == Child():
+        return None
+    reason = "the program runs already: what it was started with is left alone"
+    return Cannot("the program", "not_available", reason, fix="let profrun start it")

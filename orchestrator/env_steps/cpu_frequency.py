@@ -3,58 +3,62 @@
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PlainSerializer, PlainValidator, StrictBool, StrictInt, WithJsonSchema, model_validator
+from pydantic import Field, PlainValidator, StrictBool, StrictInt, WithJsonSchema, model_validator
 
-from orchestrator import cpufreq
+from orchestrator import cpufreq, names
 from orchestrator.cpufreq import Idle, Policy, Processors, show_khz
+from orchestrator.env_steps import clock_option
 from orchestrator.env_steps.base import Step
 from orchestrator.model import IN_FORCE, Cannot, Change, Check, Hold, Judged, Knob, Write
-from orchestrator.process import spans_of
-from orchestrator.units import frequency, write_frequency
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from orchestrator.machine import Machine
 
-_LEAST_HZ = 10e6
+_CLOCK_WORDS = ("lowest", "base", "highest")
 _TOLERANCE = 0.02
 """A clock that is off by more than this was not held."""
 _BUSY_PCT = 50.0
 """The clock of an idle core says nothing."""
 _NO_LIMIT_US = 2_000_000_000
 """What the kernel has where nobody holds /dev/cpu_dma_latency (PM_QOS_CPU_LATENCY_DEFAULT_VALUE)."""
+_GOVERNORS = ("performance", "powersave", "schedutil", "ondemand", "conservative")
+"""Those of the kernel; a driver may have others."""
 _READ_ONLY_FIX = "run profrun on the host, or in a container that may write /sys (docker run --privileged)"
+_NOT_HELD_FIX = (
+    "look for what lowers it (`profrun env show` names services, turbostat or sensors heat and power), or pin a clock "
+    "that all cores hold under this load"
+)
 _VIRTUAL_FIX = "set the clock on the host of this machine; here it can't be set"
-
-
-def _clock(value: Any) -> float | str:
-    """Hz, or one of the words."""
-    if value in ("lowest", "base", "highest"):
-        return str(value)
-    hertz = frequency(value)
-    if hertz < _LEAST_HZ:
-        raise ValueError(f"{value} is no clock of a processor; write it like 2GHz, or lowest, base, highest")
-    return hertz
 
 
 Clock = Annotated[
     float | str,
-    PlainValidator(_clock),
-    PlainSerializer(lambda v: v if isinstance(v, str) else write_frequency(v), return_type=str),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"enum": ["lowest", "base", "highest"]},
-                {"type": "string", "pattern": r"^\s*[0-9.]+\s*(Hz|kHz|MHz|GHz)\s*$"},
-            ],
-            "examples": ["2GHz"],
-        }
-    ),
+    PlainValidator(clock_option.reader("a processor", "2GHz", _CLOCK_WORDS)),
+    clock_option.WRITTEN,
+    clock_option.schema("2GHz", _CLOCK_WORDS),
+]
+
+
+def _governor(value: Any) -> str:
+    if isinstance(value, str) and re.fullmatch(r"[a-z_]+", value):
+        return value
+    near = difflib.get_close_matches(str(value).strip().lower(), _GOVERNORS, 1)
+    way_out = f"did you mean {near[0]}?" if near else f"write {', '.join(_GOVERNORS[:-1])} or {_GOVERNORS[-1]}"
+    raise ValueError(f"{value} is no governor; {way_out}")
+
+
+Governor = Annotated[
+    str,
+    PlainValidator(_governor),
+    WithJsonSchema({"type": "string", "pattern": "^[a-z_]+$", "examples": ["performance"]}),
 ]
 
 
@@ -70,7 +74,7 @@ class CpuFrequency(Step):
     """Settings of the processors, for each cpufreq policy and within its limits. What is not given is left alone."""
 
     use: Literal["cpu_frequency"] = "cpu_frequency"
-    governor: Annotated[str, Field(pattern=r"^[a-z_]+$")] | None = Field(
+    governor: Governor | None = Field(
         None, description="who chooses the clock: performance, powersave, ... as the machine's driver offers"
     )
     min: Clock | None = Field(None, description="lowest clock: 2GHz, or lowest, base (without turbo), highest")
@@ -95,20 +99,31 @@ class CpuFrequency(Step):
             raise ValueError("sets nothing: give governor, min, max, turbo, energy_preference, max_cstate or smt")
         if isinstance(self.min, float) and isinstance(self.max, float) and self.min > self.max:
             raise ValueError(f"min {show_khz(self.min / 1e3)} is above max {show_khz(self.max / 1e3)}")
+        words = [_CLOCK_WORDS.index(end) for end in (self.min, self.max) if isinstance(end, str)]
+        if len(words) == 2 and words[0] > words[1]:
+            raise ValueError(f"min {self.min} is above max {self.max}")
         return self
 
     def _asked(self) -> list[str]:
         """The options that are given, in the user's words."""
-        names = ("smt", *_OF_POLICIES, "max_cstate", "disable_cstates")
-        return [name for name in names if getattr(self, name) not in (None, ())]
+        options = ("smt", *_OF_POLICIES, "max_cstate", "disable_cstates")
+        return [name for name in options if getattr(self, name) not in (None, ())]
 
     # ------------------------------------------------------------ before the run
 
     def checks(self, machine: Machine) -> list[Check]:
-        """One for all settings that can't be made here for the same reason."""
+        """One for all settings that can't be made here for the same reason; and what comes near, but not to it."""
+        before = self.before(machine)
+        near = self._short(Processors.of(before))
+        return [
+            *([Check("cpu_frequency", "warn", near.reason or "", near.fix)] if near else []),
+            *self._obstacles(before),
+        ]
+
+    def _obstacles(self, before: dict[str, Any]) -> list[Check]:
         return [
             Check("cpu_frequency", "blocked" if c.status == "refused" else "missing", f"{c.part}: {c.reason}", c.fix)
-            for c in self.apply(self.before(machine))
+            for c in self.apply(before)
             if isinstance(c, Cannot) and c.status not in IN_FORCE
         ]
 
@@ -269,9 +284,9 @@ class CpuFrequency(Step):
                 last, name = max((state.number, state.name) for state in allowed)
                 yield _hold(here, limit_us, name)
                 deep = [state for state in here.idle if state.number > last and state.latency_us <= limit_us]
-        names = {state.name for state in here.idle}
+        known = {state.name for state in here.idle}
         for name in self.disable_cstates:
-            if name not in names:
+            if name not in known:
                 yield Cannot(name, "not_available", _no_state(name, here))
         for state in (*deep, *(state for state in here.idle if state.name in self.disable_cstates)):
             for cpu in state.cpus:
@@ -286,13 +301,34 @@ class CpuFrequency(Step):
         new = [name for name in now.policies if name not in was.policies]
         if new and {*_OF_POLICIES} & {*self._asked()}:
             fix = "give smt in a step of its own before this one"
-            return Judged("drifted", f"{cpufreq.name_all(new)} came with SMT, with settings of their own", fix=fix)
+            return Judged("drifted", f"{names.together(new)} came with SMT, with settings of their own", fix=fix)
         held = now.latency_us
         if self.max_cstate is not None and (states := _allowed(self.max_cstate, was.idle)) and held is not None:
             limit_us = max(state.latency_us for state in states)
             if held > limit_us:
-                return Judged("drifted", f"the kernel allows idle states of {held} µs, not of {limit_us} µs at most")
-        return self._outgrown(now) or self._short(was) or self._held_below(was, now)
+                allowed = "all idle states" if held >= _NO_LIMIT_US else f"idle states of up to {held} µs"
+                return Judged("drifted", f"the kernel allows {allowed}, not only those of {limit_us} µs or less")
+        looks = (self._locked(now), self._outgrown(now), self._below_max(was, now), self._short(was))
+        return next(filter(None, looks), None) or self._held_below(was, now)
+
+    def _locked(self, now: Processors) -> Judged | None:
+        """To root, intel_pstate refuses turbo only where the processor's own register has it off."""
+        if not self.turbo or now.no_turbo != "1" or now.read_only or os.geteuid() != 0:
+            return None
+        reason = "no_turbo: turbo is turned off by the firmware, or this processor has none"
+        return Judged("refused", reason, "EPERM", "turn turbo on in the BIOS (Intel Turbo Boost), and boot again")
+
+    def _below_max(self, was: Processors, now: Processors) -> Judged | None:
+        """A lowest clock by itself can't rise above the highest that stands there."""
+        low: dict[str, list[str]] = {}
+        for name, policy in self._kept(was).items():
+            top, asked = now.policies.get(name, policy).max_khz, self._bounds(was, policy).low
+            if self.max is None and top is not None and asked is not None and asked > top:
+                low.setdefault(show_khz(top), []).append(name)
+        if not low:
+            return None
+        reason = "; ".join(f"{names.together(alike)} min: the highest clock is {top}" for top, alike in low.items())
+        return Judged("clamped", reason, ", ".join(low), "give `max`, too")
 
     def _outgrown(self, now: Processors) -> Judged | None:
         """Turbo that has come on with this step may have raised what the highest clock is."""
@@ -301,7 +337,7 @@ class CpuFrequency(Step):
         low = [n for n, p in now.policies.items() if (p.max_khz or 0) < (p.highest_khz or 0) > (p.base_khz or 0)]
         if not low:
             return None
-        reason = f"{cpufreq.name_all(low)}: the highest clock rose when turbo came on, after `max` was chosen"
+        reason = f"{names.together(low)}: the highest clock rose when turbo came on, after `max` was chosen"
         return Judged("clamped", reason, fix="give turbo in a step of its own before this one")
 
     def _short(self, was: Processors) -> Judged | None:
@@ -318,10 +354,21 @@ class CpuFrequency(Step):
         if not said:
             return None
         reason = "; ".join(
-            f"{cpufreq.name_all(names)} {ends}: {show_khz(wanted)} is not there, the nearest is {show_khz(khz)}"
-            for (ends, wanted, khz), names in said.items()
+            f"{names.together(alike)} {ends}: {show_khz(wanted)} is not there, the nearest is {show_khz(khz)}"
+            for (ends, wanted, khz), alike in said.items()
         )
-        return Judged("clamped", reason, ", ".join(dict.fromkeys(show_khz(khz) for _, _, khz in said)))
+        return Judged("clamped", reason, *self._nearby(was, said))
+
+    def _nearby(self, was: Processors, said: Mapping[tuple[str, float, int], list[str]]) -> tuple[str, str | None]:
+        """(what was reached, what to do). Of processors of several kinds only some may lack a clock."""
+        reached = list(dict.fromkeys(show_khz(khz) for _, _, khz in said))
+        lacking = {name for alike in said.values() for name in alike}
+        able = [cpu for name, policy in self._kept(was).items() if name not in lacking for cpu in policy.cpus]
+        if able:
+            bound = f"bind the program to the CPUs that reach it (affinity: cpus: {names.spans(able)})"
+            fix = f"give lowest, base or highest, or {bound}"
+            return f"{names.together(sorted(lacking, key=list(was.policies).index))}: {', '.join(reached)}", fix
+        return ", ".join(reached), f"write {reached[0]} into the plan" if len(reached) == 1 else None
 
     def _held_below(self, was: Processors, now: Processors) -> Judged | None:
         pct, highest = now.most_pct, max((p.highest_khz or 0 for p in was.policies.values()), default=0)
@@ -341,7 +388,12 @@ class CpuFrequency(Step):
         every = [khz for values in clocks.values() for khz in values]
         seen = {"busy_cores": len(clocks), "readings": len(every), **_spread_mhz(every)}
         off = [text for text in (self._off(here, p, clocks) for p in self._kept(here).values()) if text]
-        return seen, Judged("drifted", "clock not held: " + "; ".join(dict.fromkeys(off))) if off else None
+        if not off:
+            return seen, None
+        return seen, Judged("drifted", "clock not held: " + "; ".join(names.folded(off)), fix=_NOT_HELD_FIX)
+
+    def watched(self) -> str:
+        return "the processors' clocks hold" if self.min or self.max or self.turbo is False else ""
 
     def _off(self, here: Processors, policy: Policy, clocks: Mapping[int, list[float]]) -> str | None:
         from statistics import median
@@ -356,7 +408,7 @@ class CpuFrequency(Step):
             return None
         wanted = " to ".join(dict.fromkeys(show_khz(khz) for khz in (bounds.low, top) if khz is not None))
         shown = ", ".join(show_khz(round(khz, -3)) for khz in (min(found), middle, max(found)))
-        return f"cpu{spans_of(policy.cpus)} ran at {shown} (least, median, most), wanted {wanted}"
+        return f"cpu{names.spans(policy.cpus)} ran at {shown} (least, median, most), wanted {wanted}"
 
     # ------------------------------------------------------------ for `profrun env show`
 
@@ -386,13 +438,21 @@ def _told_once(changes: Iterable[Change]) -> Iterator[Change]:
         else:
             yield change
     for cannot, parts in alike.items():
-        yield replace(cannot, part=cpufreq.name_all(parts))
+        yield replace(cannot, part=names.together(parts))
+
+
+def _awake(latency_us: int | None) -> str | None:
+    """A limit on how long waking up may take, in words; None: unknown."""
+    if latency_us is None:
+        return None
+    return "no limit" if latency_us >= _NO_LIMIT_US else f"awake within {latency_us} µs"
 
 
 def _hold(here: Processors, limit_us: int, deepest: str) -> Hold:
     """Eight digits of hexadecimal text; what is four bytes long, as 0x85 is, would be read as a binary number
     (kernel/power/qos.c)."""
-    return Hold(here.latency or "", f"{limit_us:08x}", f"C-states up to {deepest} ({limit_us} µs)")
+    was, wanted = _awake(here.latency_us), _awake(limit_us)
+    return Hold(here.latency or "", f"{limit_us:08x}", f"C-states up to {deepest} ({limit_us} µs)", wanted, was)
 
 
 def _text(number: int | None) -> str | None:
@@ -423,8 +483,8 @@ def _no_state(wanted: int | str, here: Processors) -> str:
         return "this machine shows no idle states"
     if not here.latency:
         return "/dev/cpu_dma_latency is not there, as in a container"
-    names = dict.fromkeys(state.name for state in here.idle)
-    return f"there is no idle state {wanted}, only {', '.join(names)}"
+    known = dict.fromkeys(state.name for state in here.idle)
+    return f"there is no idle state {wanted}, only {', '.join(known)}"
 
 
 def _busy_clocks(samples: pd.DataFrame) -> dict[int, list[float]]:
@@ -454,7 +514,8 @@ def _policy_knobs(here: Processors, name: str, policy: Policy) -> Iterator[Knob]
         return Knob(f"{name} {what}", value, ", ".join(limits) or None, cpufreq.writer(path), path, note)
 
     span = [f"{_khz(policy.lowest_khz)} to {_khz(policy.highest_khz)}"]
-    steps = [show_khz(khz) for khz in sorted(policy.table_khz)] or span
+    turbo = {policy.highest_khz} if policy.highest_khz else set()  # the table ends at the base
+    steps = [show_khz(khz) for khz in sorted({*policy.table_khz, *turbo})] if policy.table_khz else span
     base = f"{show_khz(policy.base_khz)} without turbo" if policy.base_khz else None
     yield knob("governor", "scaling_governor", policy.governor, policy.governors, policy.driver)
     yield knob("min", "scaling_min_freq", _khz(policy.min_khz), steps)
@@ -480,10 +541,8 @@ def _global_knobs(here: Processors) -> Iterator[Knob]:
         path, can = f"{here.place}/smt/control", here.smt in ("on", "off")
         yield Knob("SMT", here.smt, "on, off" if can else None, cpufreq.writer(path) if can else "nobody", path)
     if here.latency:
-        names = ", ".join(dict.fromkeys(f"{s.name} {s.latency_us} µs" for s in here.idle)) or None
-        value = None if here.latency_us is None else f"awake within {here.latency_us} µs"
-        value = "no limit" if (here.latency_us or 0) >= _NO_LIMIT_US else value
-        yield Knob("C-states", value, names, cpufreq.writer(here.latency), here.latency)
+        states = ", ".join(dict.fromkeys(f"{s.name} {s.latency_us} µs" for s in here.idle)) or None
+        yield Knob("C-states", _awake(here.latency_us), states, cpufreq.writer(here.latency), here.latency)
 
 
 def _idle_knobs(here: Processors) -> Iterator[Knob]:

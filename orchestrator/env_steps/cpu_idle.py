@@ -6,15 +6,16 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from orchestrator import neighbours
+from orchestrator import kernel, neighbours, process
 from orchestrator.env_steps.waiting import Waiting
 from orchestrator.model import Check, Judged
+from orchestrator.names import numbers_in
 from orchestrator.units import Duration, Percent
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _TOLD = 5
 _WORTH_TELLING_PCT = 5.0
 _UNEXPLAINED_CORES = 0.5
 _STOLEN_PCT = 5.0
+_WAITING_PCT = 5.0
 
 
 class CpuIdle(Waiting):
@@ -70,13 +72,27 @@ class CpuIdle(Waiting):
             return Judged("not_available", "/proc/stat does not tell how busy the processors are")
         if seen["busy_cores"] < max(1, math.ceil(self.of_cores / 100 * seen["cores"])):
             return None
-        cores = f"{seen['busy_cores']} of {seen['cores']} cores are busier than {self.max_busy:g} %"
-        top = [f"{neighbours.told(one)} {one['core_pct']:.0f} % of a core" for one in seen["top"]]
-        said = "; ".join([cores, *([neighbours.some(top)] if top else []), *seen["notes"]])
+        said = "; ".join((self._busy(seen), *self._who(seen, seen["top"]), *seen["notes"]))
         return Judged("failed", said, fix="end or pause what keeps them busy, or wait for it: `wait: 10m`")
 
     def content(self, seen: dict[str, Any]) -> str | None:
-        return "; ".join(seen["notes"]) or None
+        """A few busy cores, or work that wanders over many and fills none, may still matter to who reads the times."""
+        top = [one for one in seen["top"] if one["core_pct"] > self.max_busy]
+        busy = [self._busy(seen)] if seen["busy_cores"] else []
+        return "; ".join((*busy, *self._who(seen, top), *seen["notes"])) or None
+
+    def _busy(self, seen: dict[str, Any]) -> str:
+        verb = "is" if seen["busy_cores"] == 1 else "are"
+        return f"{seen['busy_cores']} of {seen['cores']} cores {verb} busier than {self.max_busy:g} %"
+
+    def _who(self, seen: dict[str, Any], top: Sequence[dict[str, Any]]) -> Iterator[str]:
+        """Who works, and whether they are more than there are cores for."""
+        if top:
+            told = (f"{neighbours.told(one)} {one['core_pct']:.0f} % of a core" for one in top)
+            yield neighbours.some(told)
+        if (seen["waiting_pct"] or 0) >= _WAITING_PCT:
+            ready = "" if seen["procs_running"] is None else f" ({seen['procs_running']} ready to run at the end)"
+            yield f"in {seen['waiting_pct']:g} % of the time some process waited for a core{ready}"
 
     def may_pass(self, seen: dict[str, Any]) -> bool:
         return bool(seen["cores"])
@@ -131,13 +147,12 @@ def _waiting_pct(first: _Reading, then: _Reading) -> float | None:
 
 
 def _usable(machine: Machine, cores: Iterable[int]) -> set[int]:
-    """The cores that the target may use, as it inherits them from us or has them already."""
+    """The cores that the target may use: as the plan binds it, as it inherits them from us, or has them already."""
+    if machine.target_cpus:
+        return set(machine.target_cpus)
     who = machine.target_pids[0] if machine.target_pids else "self"
-    found = re.search(r"^Cpus_allowed_list:\s*(\S+)", machine.read(f"proc/{who}/status") or "", re.M)
-    if found is None:
-        return set(cores)
-    spans = (span.partition("-") for span in found[1].split(","))
-    return {cpu for low, _, high in spans for cpu in range(int(low), int(high or low) + 1)}
+    allowed = process.cpus_allowed(machine.read(f"proc/{who}/status"))
+    return set(cores) if allowed is None else set(numbers_in(allowed))
 
 
 def _top(machine: Machine, used: Mapping[int, float]) -> list[dict[str, Any]]:
@@ -152,29 +167,6 @@ def _notes(machine: Machine, seen: Mapping[str, Any], unexplained_cores: float) 
         yield f"{unexplained_cores:.1f} cores' worth of work is not explained by what can be seen: {who}"
     if seen["stolen_pct"] >= _STOLEN_PCT:
         yield f"{seen['stolen_pct']:g} % of the time was taken by the hypervisor: other virtual machines are busy"
-    quota = _quota_cores(machine)
+    quota = kernel.tightest(machine, "cpu")
     if quota is not None and quota < seen["cores"]:
         yield f"this control group may use {quota:.3g} of the {seen['cores']} cores (CPU quota)"
-
-
-def _quota_cores(machine: Machine) -> float | None:
-    """The smallest CPU limit of our control group and those above it, in cores; None where there is none.
-
-    cpu.max of version 2 ("max 100000" is no limit), cpu.cfs_quota_us of version 1 (-1 is none)."""
-    limits = []
-    for line in (machine.read("proc/self/cgroup") or "").splitlines():
-        _, controllers, place = line.split(":", 2)
-        if not controllers:
-            limits += [machine.read(f"{group}/cpu.max") for group in _upwards("sys/fs/cgroup", place)]
-        elif "cpu" in controllers.split(","):
-            for group in _upwards("sys/fs/cgroup/cpu", place):
-                parts = (machine.read(f"{group}/cpu.cfs_{part}_us") for part in ("quota", "period"))
-                limits.append(" ".join(part or "" for part in parts))
-    found = (re.fullmatch(r"(\d+) (\d+)", limit or "") for limit in limits)
-    return min((int(pair[1]) / int(pair[2]) for pair in found if pair), default=None)
-
-
-def _upwards(root: str, place: str) -> list[str]:
-    """A control group's folder and those above it; inside a container only the root is there."""
-    names = place.strip("/").split("/")
-    return ["/".join([root, *names[:count]]).rstrip("/") for count in range(len(names), -1, -1)]

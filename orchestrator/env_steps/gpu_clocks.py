@@ -6,19 +6,19 @@ count, and what is read afterwards. A lock can't be read at all: whether it hold
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PlainSerializer, PlainValidator, StrictBool, WithJsonSchema, model_validator
+from pydantic import Field, PlainValidator, StrictBool, model_validator
 
-from orchestrator import gpus, privileged
+from orchestrator import gpus, names, privileged
+from orchestrator.env_steps import clock_option
 from orchestrator.env_steps.base import Step
 from orchestrator.formats.monitor import THROTTLE_REASONS
 from orchestrator.gpus import Gpu
 from orchestrator.model import Cannot, Change, Check, Judged, Knob, Reply, Run
 from orchestrator.planfile.fields import Word
-from orchestrator.units import frequency, write_frequency
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,34 +31,20 @@ LOADED_PCT = 10.0
 """From this utilisation on a sample tells of the lock: an idle GPU runs at its lowest clock, whatever is locked."""
 STRAY_SHARE = 0.05
 """So many of the samples under load may lie outside: a clock takes a moment to rise when work begins."""
-_LEAST_HZ = 10e6
 _VOLTA = 7.0
 """Compute capability of the first GPUs whose clocks can be locked; older ones have applications' clocks."""
+_WORTH_TELLING_PCT = 5.0
+"""What was there in fewer of the samples that were off is not told as their reason."""
 _BY_SETTING, _IDLE = 0x2, 0x1
 _WORDS = ("max", "min", "base")
 _RESETS = {"-lgc": "-rgc", "-lmc": "-rmc", "-ac": "-rac"}
 
 
-def _clock(value: Any) -> float | str:
-    """Hz, or one of the words."""
-    if value in _WORDS:
-        return str(value)
-    hertz = frequency(value)
-    if hertz < _LEAST_HZ:
-        raise ValueError(f"{value} is no clock of a GPU; write it like 1530MHz, or max, min, base")
-    return hertz
-
-
 Clock = Annotated[
     float | str,
-    PlainValidator(_clock),
-    PlainSerializer(lambda v: v if isinstance(v, str) else write_frequency(v), return_type=str),
-    WithJsonSchema(
-        {
-            "anyOf": [{"enum": [*_WORDS]}, {"type": "string", "pattern": r"^\s*[0-9.]+\s*(Hz|kHz|MHz|GHz)\s*$"}],
-            "examples": ["1530MHz"],
-        }
-    ),
+    PlainValidator(clock_option.reader("a GPU", "1530MHz", _WORDS)),
+    clock_option.WRITTEN,
+    clock_option.schema("1530MHz", _WORDS),
 ]
 
 
@@ -92,7 +78,7 @@ class GpuClocks(Step):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> GpuClocks:
-        if self.graphics is None and self.memory is None and not self.persistence:
+        if self.graphics is self.memory is self.persistence is None:
             raise ValueError("sets nothing: give graphics, memory or persistence")
         return self
 
@@ -101,16 +87,17 @@ class GpuClocks(Step):
     def checks(self, machine: Machine) -> list[Check]:
         found = machine.gpu_look
         chosen = self._chosen(found, machine)
-        why_not = _no_clocks(machine) or chosen.why_none
-        if why_not:
-            return [Check("gpu_clocks", "missing", why_not)]
+        out_of_reach = _no_clocks(machine, chosen)
+        if out_of_reach:
+            return [Check("gpu_clocks", "missing", out_of_reach.reason or "", out_of_reach.fix)]
         locked = [f"GPU {gpu.index}: {said}" for gpu in chosen.gpus if (said := lock_seen(gpu))]
         fix = "note the former lock down: it can't be read, so profrun resets it at the end"
         helper = None if machine.is_root else privileged.available()
         lacks = [helper] if helper and not helper.allowed else []
         return [
             Check("gpu_clocks", "ok", f"{_named(chosen.gpus)}, read through {found.through}"),
-            *(Check("gpu_clocks", "warn", note) for note in chosen.notes),
+            *(Check("gpu_clocks", "missing", gpus.no_gpu(found, name), _LIST) for name in chosen.missing),
+            *(Check("gpu_clocks", "warn", note) for note in _notes(chosen)),
             *(Check("gpu_clocks", "warn", said, fix) for said in locked),
             *(Check("gpu_clocks", "warn", f"only root may set clocks, and {one.why}", one.fix) for one in lacks),
         ]
@@ -119,24 +106,27 @@ class GpuClocks(Step):
         return tuple(f"gpu:{gpu.uuid}" for gpu in self._chosen(machine.gpu_look, machine).gpus)
 
     def before(self, machine: Machine) -> dict[str, Any]:
-        """gpus: by UUID, what each is and does, and `wanted`; switches: what nvidia-smi offers; why_not, notes."""
+        """gpus: by UUID, what each is and does, and `wanted`; switches: what nvidia-smi offers; why_not, fix, notes;
+        missing: by name of the plan's GPUs that are not there, why."""
         found = gpus.look(machine)
         chosen = self._chosen(found, machine)
-        why_not = _no_clocks(machine) or chosen.why_none
-        offered = gpus.Switches(why_none=why_not, silent=found.silent) if why_not else gpus.switches(machine)
+        none = _no_clocks(machine, chosen)
+        offered = gpus.Switches(why_none=none.reason, silent=found.silent) if none else gpus.switches(machine)
         return {
             "why_not": offered.why_none,
             "silent": offered.silent,
+            "fix": gpus.WAKE if offered.silent else none and none.fix,
             "switches": sorted(offered.names),
             "smi": machine.find(gpus.SMI),
             "limit_s": gpus.limit_s(),
             "driver": found.driver,
             "gpus": {gpu.uuid: self._known(number, gpu) for number, gpu in enumerate(chosen.gpus)},
-            "notes": list(chosen.notes),
+            "missing": {name: gpus.no_gpu(found, name) for name in chosen.missing},
+            "notes": _notes(chosen),
         }
 
     def _chosen(self, found: gpus.Look, machine: Machine) -> gpus.Selection:
-        return gpus.named(found, self.devices) if self.devices else gpus.selected(found, machine.target_env)
+        return gpus.named(found, self.devices) if self.devices else gpus.of_target(found, machine)
 
     def _known(self, number: int, gpu: Gpu) -> dict[str, Any]:
         """cuda: its number for the target; gpu: the driver's."""
@@ -153,9 +143,10 @@ class GpuClocks(Step):
         """Persistence first, and so undone last: without it the driver may forget what was set."""
         if before.get("why_not"):
             status: Literal["failed", "not_available"] = "failed" if before["silent"] else "not_available"
-            return (Cannot("GPUs", status, before["why_not"]),)
+            return (Cannot("GPUs", status, before["why_not"], fix=before["fix"]),)
+        missing = (Cannot(f"GPU {name}", "not_available", why, fix=_LIST) for name, why in before["missing"].items())
         changes = [change for uuid, gpu in before["gpus"].items() for change in self._changes(before, uuid, gpu)]
-        return tuple(sorted(changes, key=lambda change: "persistence" not in change.part))
+        return (*missing, *sorted(changes, key=lambda change: "persistence" not in change.part))
 
     def _changes(self, before: Mapping[str, Any], uuid: str, gpu: Mapping[str, Any]) -> Iterator[Run | Cannot]:
         name = f"GPU {gpu['gpu']}"
@@ -164,7 +155,7 @@ class GpuClocks(Step):
         targets = {kind: _Target(**wanted) for kind, wanted in gpu["wanted"].items()}
         for kind, target in targets.items():
             if target.mhz is None:
-                yield Cannot(f"{name} {kind}", "not_available", target.why)
+                yield Cannot(f"{name} {kind}", "not_available", target.why, fix=f"give {kind} in MHz")
         possible = {kind: target for kind, target in targets.items() if target.mhz is not None}
         if possible and self._by_applications(before, gpu):
             yield self._applications(before, uuid, gpu, possible)
@@ -173,16 +164,20 @@ class GpuClocks(Step):
             option = {"graphics": "-lgc", "memory": "-lmc"}[kind]
             part = f"{name} {kind}"
             if option in before["switches"]:
-                replies = self._clamped(target, part, getattr(self, kind))
-                yield _run(before, uuid, part, option, f"{target.mhz},{target.mhz}", replies=replies)
+                asked = getattr(self, kind)
+                change = _run(
+                    before, uuid, part, option, f"{target.mhz},{target.mhz}", self._clamped(target, part, asked)
+                )
+                yield replace(change, wanted=_asked(asked, target), was=_mhz(gpu[f"{kind}_mhz"]))
             else:
-                yield Cannot(part, "not_available", f"this nvidia-smi has no {option}")
+                yield Cannot(part, "not_available", f"this nvidia-smi has no {option}", fix=_NEWER)
 
     def _persist(self, before: Mapping[str, Any], uuid: str, gpu: Mapping[str, Any]) -> Run | Cannot:
         part, on = f"GPU {gpu['gpu']} persistence", self.persistence
         if gpu["persistence"] is on:
             return Cannot(part, "already", None, "on" if on else "off")
-        return _run(before, uuid, part, "-pm", "1" if on else "0")
+        change = _run(before, uuid, part, "-pm", "1" if on else "0")
+        return replace(change, wanted=_ON[on], was=_ON[gpu["persistence"]])
 
     def _by_applications(self, before: Mapping[str, Any], gpu: Mapping[str, Any]) -> bool:
         if self.applications == "auto":
@@ -198,20 +193,20 @@ class GpuClocks(Step):
         was = gpu["applications_mhz"] or {}
         pair = [targets[kind].mhz if kind in targets else was.get(kind) for kind in ("memory", "graphics")]
         if "-ac" not in before["switches"]:
-            return Cannot(
-                part, "not_available", "this nvidia-smi has no -ac: drivers lock clocks instead since CUDA 13"
-            )
+            reason = "this nvidia-smi has no -ac, which went with CUDA 14"
+            return Cannot(part, "not_available", reason, fix="write applications: auto, which locks clocks instead")
         if None in pair:
-            return Cannot(part, "not_available", "this GPU has none, and -ac needs both: give graphics and memory")
+            reason = "this GPU has none, and -ac needs both"
+            return Cannot(part, "not_available", reason, fix="give graphics and memory")
         near = [reply for kind, one in targets.items() for reply in self._clamped(one, kind, getattr(self, kind))]
-        return _run(before, uuid, part, "-ac", f"{pair[0]},{pair[1]}", replies=near)
+        change = _run(before, uuid, part, "-ac", f"{pair[0]},{pair[1]}", near)
+        return replace(change, wanted=_pair(*pair), was=_pair(was.get("memory"), was.get("graphics")))
 
     @staticmethod
     def _clamped(target: _Target, part: str, asked: Any) -> tuple[Reply, ...]:
         if not target.near:
             return ()
-        shown = asked if isinstance(asked, str) else f"{asked / 1e6:g} MHz"
-        reason = f"{part}: {shown} is no clock of this GPU, the nearest is {target.mhz} MHz"
+        reason = f"{part}: {_asked(asked, target)} is no clock of this GPU, the nearest is {target.mhz} MHz"
         return (Reply(r'locks set to "', "clamped", reason, f"{target.mhz} MHz"),)
 
     def restore(self, before: dict[str, Any], change: Change) -> Change | None:
@@ -221,73 +216,73 @@ class GpuClocks(Step):
         _, _, uuid, option, *_ = change.argv
         gpu = before["gpus"][uuid]
         if option == "-pm":
-            return _run(before, uuid, change.part, "-pm", "1" if gpu["persistence"] else "0")
+            return replace(
+                _run(before, uuid, change.part, "-pm", "1" if gpu["persistence"] else "0"), wanted=change.was
+            )
         was, default = gpu["applications_mhz"], gpu["default_applications_mhz"]
-        if option == "-ac" and was and was != default and None not in was.values():
-            return _run(before, uuid, change.part, "-ac", f"{was['memory']},{was['graphics']}")
-        replies = () if option == "-ac" else _reset(gpu["lock_seen"])
-        return _run(before, uuid, change.part, _RESETS[option], replies=replies)
+        if option == "-ac":
+            kept = was and was != default and None not in was.values()
+            words = ("-ac", f"{was['memory']},{was['graphics']}") if kept else (_RESETS[option], None)
+            return replace(_run(before, uuid, change.part, *words), wanted=change.was)
+        replies = _reset(gpu if option == "-lgc" else {})
+        return replace(_run(before, uuid, change.part, _RESETS[option], None, replies), wanted="reset")
 
     # ------------------------------------------------------------ what has come of it
 
     def verify(self, machine: Machine) -> dict[str, Any]:
-        """gpus: by UUID, as they are now."""
+        """gpus: by UUID, as they are now. parts: what can be read of what was set; a lock can't."""
         found = gpus.look(machine)
         chosen = self._chosen(found, machine)
         now = {gpu.uuid: _now(gpu) for gpu in chosen.gpus}
-        return {"gpus": now} if now else {"why_not": chosen.why_none}
+        return {"gpus": now, "parts": dict(_readable(now.values()))} if now else {"why_not": chosen.why_none}
 
     def judge(self, before: dict[str, Any], verified: dict[str, Any]) -> Judged | None:
-        """What nvidia-smi said to have done and the driver does not confirm. At rest no clock tells of its lock."""
+        """What nvidia-smi said to have done and the driver does not confirm. A single clock tells of no lock: whether
+        it holds is seen `during` the run."""
         said = [
             f"GPU {now['gpu']}: {text}"
             for uuid, now in verified.get("gpus", {}).items()
             if uuid in before.get("gpus", {})
             for text in self._unconfirmed(before, before["gpus"][uuid], now)
         ]
-        return Judged("drifted", "; ".join(said)) if said else None
+        told = "; ".join([*names.folded(said), *before.get("notes", ())])
+        return Judged("drifted" if said else "already", told, fix=_OTHERS if said else None) if told else None
 
     def _unconfirmed(self, before: Mapping[str, Any], was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
         if self.persistence is not None and now["persistence"] is (not self.persistence):
             yield f"persistence mode is {'on' if now['persistence'] else 'off'}"
         for kind, wanted in was["wanted"].items():
             mhz, applications = wanted["mhz"], now["applications_mhz"] or {}
-            if mhz is None:
-                continue
-            if self._by_applications(before, was):
-                if applications.get(kind) not in (mhz, None):
-                    yield f"the applications' {kind} clock is {applications[kind]} MHz, not {mhz} MHz"
-            elif now["busy"] and now[f"{kind}_mhz"] and abs(now[f"{kind}_mhz"] - mhz) > TOLERANCE * mhz:
-                yield f"at work its {kind} clock is {now[f'{kind}_mhz']} MHz, not {mhz} MHz"
+            if mhz and self._by_applications(before, was) and applications.get(kind) not in (mhz, None):
+                yield f"the applications' {kind} clock is {applications[kind]} MHz, not {mhz} MHz"
+
+    def watched(self) -> str:
+        return "" if self.graphics is None and self.memory is None else "the GPUs' clocks hold"
 
     def during(self, before: dict[str, Any], samples: pd.DataFrame) -> tuple[dict[str, Any], Judged | None]:
-        """The clocks under load, by UUID: least, median and most in MHz, and what held them down in which share."""
+        """The clocks under load, by UUID: least, median and most in MHz, how many samples were off, and what held the
+        clocks down in which share of those."""
         seen: dict[str, Any] = {}
         said: list[str] = []
+        doubts: list[str] = []
         held_down: set[str] = set()
         for uuid, gpu in before.get("gpus", {}).items():
             under_load = _under_load(samples, uuid)
-            for kind, column in (("graphics", "sm_clock_mhz"), ("memory", "memory_clock_mhz")):
-                mhz = gpu["wanted"].get(kind, {}).get("mhz")
-                if mhz is None or under_load is None or column not in under_load:
+            wanted = {kind: one["mhz"] for kind, one in gpu["wanted"].items() if one["mhz"] is not None}
+            looks = {kind: look for kind, mhz in wanted.items() if (look := _looked(under_load, kind, mhz))}
+            for kind, look in looks.items():
+                seen.setdefault(uuid, {"gpu": gpu["gpu"], "samples": look.count})[f"{kind}_mhz"] = look.data()
+                if look.held:
                     continue
-                clocks = under_load[column].dropna()
-                if clocks.empty:
-                    continue
-                least, middle, most = (round(x) for x in (clocks.min(), clocks.median(), clocks.max()))
-                reasons = _reasons(under_load)
-                seen.setdefault(uuid, {"gpu": gpu["gpu"], "samples": len(clocks), "held_down": reasons})
-                seen[uuid][f"{kind}_mhz"] = {"wanted": mhz, "min": least, "median": middle, "max": most}
-                if ((clocks - mhz).abs() > TOLERANCE * mhz).mean() <= STRAY_SHARE:
-                    continue
-                held_down |= {*reasons}
-                why = "".join(
-                    f"; {name} in {share:.0%} of samples".replace("%", " %") for name, share in reasons.items()
-                )
+                seen[uuid]["held_down_pct"] = {**seen[uuid].get("held_down_pct", {}), **look.held_down_pct}
+                held_down |= {*look.held_down_pct}
                 which = f"GPU {gpu['gpu']} {kind}: " if len(before["gpus"]) > 1 or kind == "memory" else ""
-                saw = f"{least} / {middle} / {most} MHz (min/median/max)"
-                said.append(f"{which}clock lock not held: wanted {mhz} MHz, saw {saw} under load{why}")
-        return seen, Judged("drifted", " · ".join(said), fix=_fix(held_down)) if said else None
+                said.append(f"{which}clock lock not held: {look.text()}")
+            if wanted.keys() - looks.keys() and not self._by_applications(before, gpu):
+                doubts.append(f"GPU {gpu['gpu']} {_why_unseen(samples, uuid)}")
+        if said:
+            return seen, Judged("drifted", " · ".join(said), fix=_fix(held_down))
+        return seen, _unsure(doubts, watched=not samples.empty) if doubts else None
 
     # ------------------------------------------------------------ for `profrun env show`
 
@@ -306,11 +301,39 @@ def _named(chosen: Sequence[Gpu]) -> str:
     return ", ".join(f"GPU {gpu.index} ({gpu.uuid})" for gpu in chosen)
 
 
-def _no_clocks(machine: Machine) -> str | None:
-    """Why this machine's GPUs, if it has some, have no clocks to be set here."""
-    if "microsoft" in (machine.read("proc/sys/kernel/osrelease") or "").lower():
-        return "under WSL the clocks belong to Windows: lock them there, with nvidia-smi -lgc as administrator"
+def _no_clocks(machine: Machine, chosen: gpus.Selection) -> Cannot | None:
+    """Why no clocks can be set here; None where nothing speaks against it."""
+    if machine.is_wsl():
+        said = "under WSL the clocks belong to Windows"
+        return Cannot("GPUs", "not_available", said, fix="lock them there: nvidia-smi -lgc as administrator")
+    if chosen.why_none:
+        return Cannot("GPUs", "not_available", chosen.why_none, fix=_LIST if chosen.missing else None)
+    if machine.find(gpus.SMI) is None:
+        said = "nvidia-smi is not here, and clocks are set through it"
+        capability = "give the container the driver's `utility`: -e NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        install = "install the part of the driver that has it (nvidia-utils), or put it on PATH"
+        return Cannot("GPUs", "not_available", said, fix=capability if machine.in_container() else install)
     return None
+
+
+def _notes(chosen: gpus.Selection) -> list[str]:
+    """What there is to know of the choice."""
+    split = [f"GPU {gpu.index} is split (MIG): its clocks are those of all its parts" for gpu in chosen.gpus if gpu.mig]
+    return [*chosen.notes, *split]
+
+
+def _asked(asked: Any, target: _Target) -> str:
+    """A clock as the plan asks for it, and what that is."""
+    return f"{asked} ({target.mhz} MHz)" if isinstance(asked, str) else f"{asked / 1e6:g} MHz"
+
+
+def _readable(now: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Of what can be set that which can be read, by the part's name."""
+    for gpu in now:
+        if gpu["persistence"] is not None:
+            yield f"GPU {gpu['gpu']} persistence", _ON[gpu["persistence"]] or ""
+        if clocks := gpu["applications_mhz"]:
+            yield f"GPU {gpu['gpu']} applications' clocks", _pair(clocks["memory"], clocks["graphics"]) or ""
 
 
 def _now(gpu: Gpu) -> dict[str, Any]:
@@ -327,7 +350,6 @@ def _now(gpu: Gpu) -> dict[str, Any]:
         **{name: getattr(gpu, name) for name in names},
         **{f"{name}_mhz": pair if any(pair.values()) else None for name, pair in pairs.items()},
         "clock_reasons": None if gpu.clock_reasons is None else reasons,
-        "busy": max(gpu.utilization_pct, default=0) >= LOADED_PCT,
         "not_told": dict(gpu.errors),
     }
 
@@ -370,22 +392,41 @@ def lock_seen(gpu: Gpu) -> str | None:
 
 # ---------------------------------------------------------------- nvidia-smi's words
 
+_OF_GPU = r"(?: for GPU [0-9A-Fa-f:.]*[0-9A-Fa-f])?"
+"""Which GPU it is, the part's name says already."""
+_LIST = "`nvidia-smi -L` lists them"
+_NEWER = "update the driver (-lgc came with 418, -lmc later), or leave the setting out"
+_OTHERS = "see whether another program sets it (DCGM, a daemon), and nvidia-smi -q"
+_LEAVE_OUT = "leave the setting out, or name other GPUs (`devices`)"
 _REPLIES = (
+    Reply(rf"(?m)^(.*?){_OF_GPU}(: Insufficient Permissions)", "refused", "nvidia-smi: {0}{1}", "EPERM"),
+    Reply(rf"(?m)^(.*does not have permission.*?){_OF_GPU}\.?$", "refused", "nvidia-smi: {0}", "EPERM"),
+    Reply(rf"(?m)^(.*?){_OF_GPU}(: Not Supported)", "not_available", "nvidia-smi: {0}{1}", fix=_LEAVE_OUT),
+    Reply(rf"(?m)^(.* is not supported){_OF_GPU}\.?(?: Run .*)?$", "not_available", "nvidia-smi: {0}", fix=_LEAVE_OUT),
     Reply(
-        r"(?m)^(.*(?:Insufficient Permissions|does not have permission).*?)\.?$", "refused", "nvidia-smi: {0}", "EPERM"
+        r"Invalid combination of input arguments",
+        "not_available",
+        "this nvidia-smi does not know the option",
+        None,
+        _NEWER,
     ),
-    Reply(r"(?m)^(.* is not supported for GPU \S+?)\.?(?: Run .*)?$", "not_available", "nvidia-smi: {0}"),
-    Reply(r"Invalid combination of input arguments", "not_available", "this nvidia-smi does not know the option"),
     Reply(r"(?m)^(.*(?:GPU is lost|No devices were found).*)$", "failed", "nvidia-smi: {0}"),
     Reply(r"(Persistence mode is already \w+)", "already", "nvidia-smi: {0}"),
 )
 """Printed with exit status 0 as with any other: `... Treating as warning and moving on.`"""
 
 
-def _reset(lock: str | None) -> tuple[Reply, ...]:
-    """What is said when a lock was reset: whether there was one before can't be read."""
-    warning = f"; before the run {lock}: set it again" if lock else ""
-    return (Reply(r"All done", "applied", f"reset, former lock unknown{warning}"),)
+_RESET = "reset, former lock unknown"
+
+
+def _reset(gpu: Mapping[str, Any]) -> tuple[Reply, ...]:
+    """What is said when a lock was reset: whether there was one before can't be read. `gpu`: empty where nothing is
+    known of one."""
+    if not gpu.get("lock_seen"):
+        return (Reply(r"All done", "applied", _RESET),)
+    mhz = gpu["graphics_mhz"]
+    again = f"if that was a lock, set it again: nvidia-smi -i {gpu['gpu']} -lgc {mhz},{mhz}"
+    return (Reply(r"All done", "applied", f"{_RESET}; found before the run: {gpu['lock_seen']}", fix=again),)
 
 
 def _run(
@@ -397,7 +438,7 @@ def _run(
     replies: Sequence[Reply] = (),
 ) -> Run:
     argv = (before["smi"], "-i", uuid, option, *([] if value is None else [value]))
-    return Run(argv, before["limit_s"], part, (*_REPLIES, *replies))
+    return Run(argv, before["limit_s"], part, (*_REPLIES, *replies), through=gpus.SMI.name)
 
 
 # ---------------------------------------------------------------- the monitor's samples
@@ -420,11 +461,71 @@ def _under_load(samples: pd.DataFrame, uuid: str) -> pd.DataFrame | None:
     return None if found.empty else found
 
 
-def _reasons(under_load: pd.DataFrame) -> dict[str, float]:
-    """What held the clocks down, as the share of the samples, the most frequent first; a lock itself is left out."""
+@dataclass(frozen=True)
+class _Look:
+    """The clocks of one kind that a GPU had at work. held_down_pct: of those that were off the share, by its reason,
+    in which something held the clocks down; the most frequent first."""
+
+    wanted: int
+    least: int
+    middle: int
+    most: int
+    count: int
+    off: int
+    held_down_pct: Mapping[str, float]
+
+    @property
+    def held(self) -> bool:
+        return self.off <= STRAY_SHARE * self.count
+
+    def data(self) -> dict[str, int]:
+        return {"wanted": self.wanted, "min": self.least, "median": self.middle, "max": self.most, "off": self.off}
+
+    def text(self) -> str:
+        saw = f"saw {self.least} / {self.middle} / {self.most} MHz (min/median/max) under load"
+        reasons = "".join(f"; {name} in {pct:.0f} % of these" for name, pct in self.held_down_pct.items())
+        return f"wanted {self.wanted} MHz, {saw}, {self.off} of {self.count} samples off{reasons}"
+
+
+_COLUMNS = {"graphics": "sm_clock_mhz", "memory": "memory_clock_mhz"}
+
+
+def _looked(under_load: pd.DataFrame | None, kind: str, wanted: int) -> _Look | None:
+    """None where the monitor has no such clock."""
+    if under_load is None or _COLUMNS[kind] not in under_load:
+        return None
+    known = under_load[under_load[_COLUMNS[kind]].notna()]
+    if known.empty:
+        return None
+    clocks = known[_COLUMNS[kind]]
+    off = (clocks - wanted).abs() > TOLERANCE * wanted
+    least, middle, most = (round(x) for x in (clocks.min(), clocks.median(), clocks.max()))
+    return _Look(wanted, least, middle, most, len(clocks), int(off.sum()), _held_down_pct(known[off]))
+
+
+def _held_down_pct(off: pd.DataFrame) -> dict[str, float]:
+    """What held the clocks down; a lock itself is left out, and what was there too seldom to be the reason."""
     known = [name for bit, name in THROTTLE_REASONS.items() if bit not in (_IDLE, _BY_SETTING)]
-    shares = {name: float(under_load[f"throttle_{name}"].mean()) for name in known if f"throttle_{name}" in under_load}
-    return dict(sorted(((name, share) for name, share in shares.items() if share > 0), key=lambda pair: -pair[1]))
+    shares = {name: 100 * float(off[f"throttle_{name}"].mean()) for name in known if f"throttle_{name}" in off}
+    worth = {name: round(pct, 1) for name, pct in shares.items() if pct >= _WORTH_TELLING_PCT}
+    return dict(sorted(worth.items(), key=lambda pair: -pair[1]))
+
+
+def _why_unseen(samples: pd.DataFrame, uuid: str) -> str:
+    """Why the monitor's samples don't tell of a GPU's lock."""
+    own = samples[(samples.source == "gpu") & (samples.subject == uuid)]
+    looks = int((own.metric == "gpu_util_pct").sum())
+    if not looks:
+        return "was not watched" if own.empty else "does not tell how busy it is"
+    return f"was never {LOADED_PCT:g} % busy in two samples running, of {looks}"
+
+
+def _unsure(doubts: Sequence[str], *, watched: bool) -> Judged:
+    """Locks that are said to be there, and were not seen. The step stays as it is, with this as its reason."""
+    said = "nvidia-smi said so; a lock can't be read back, and"
+    if not watched:
+        return Judged("applied", f"{said} no monitor watched it", fix="add the collector monitor to the plan")
+    return Judged("applied", f"{said} {'; '.join(names.folded(doubts))}")
 
 
 def _fix(held_down: set[str]) -> str:
@@ -441,7 +542,7 @@ def _fix(held_down: set[str]) -> str:
 def _knobs(gpu: Gpu, machine: Machine) -> Iterator[Knob]:
     writer = "you" if machine.is_root else "the root helper" if privileged.available().allowed else "root"
     lowest = min((clock for clocks in gpu.supported.values() for clock in clocks), default=None)
-    on = {True: "on", False: "off", None: None}[gpu.persistence]
+    on = _ON[gpu.persistence]
     yield Knob(f"GPU {gpu.index}", gpu.name, note=f"{gpu.uuid}, {gpu.pci}")
     yield Knob(f"GPU {gpu.index} persistence", on, "on, off", writer)
     note = lock_seen(gpu) or "whether it is locked can't be read"
@@ -455,13 +556,21 @@ def _knobs(gpu: Gpu, machine: Machine) -> Iterator[Knob]:
     low = min(gpu.supported, default=None)
     yield Knob(f"GPU {gpu.index} memory clock", _mhz(gpu.memory_mhz), _span(low, gpu.max_memory_mhz), writer)
     if gpu.applications_graphics_mhz is not None:
-        pair = f"{gpu.applications_memory_mhz},{gpu.applications_graphics_mhz} MHz"
+        pair = _pair(gpu.applications_memory_mhz, gpu.applications_graphics_mhz)
         default = f"default {gpu.default_applications_memory_mhz},{gpu.default_applications_graphics_mhz} MHz"
         yield Knob(f"GPU {gpu.index} applications' clocks", pair, default, writer, note="memory,graphics")
 
 
+_ON = {True: "on", False: "off", None: None}
+
+
 def _mhz(clock: int | None) -> str | None:
     return None if clock is None else f"{clock} MHz"
+
+
+def _pair(memory: int | None, graphics: int | None) -> str | None:
+    """Applications' clocks as -ac has them."""
+    return None if memory is None or graphics is None else f"{memory},{graphics} MHz"
 
 
 def _span(least: int | None, most: int | None) -> str | None:

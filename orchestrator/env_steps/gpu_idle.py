@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from orchestrator import gpus, neighbours
+from orchestrator import gpus, names, neighbours
 from orchestrator.env_steps.waiting import Patterns, Waiting
 from orchestrator.model import Check, Judged
 from orchestrator.units import Duration, Percent, Size
@@ -26,6 +26,8 @@ _DISPLAY_MANAGERS = re.compile(r"gdm3?|sddm|lightdm|lxdm|xdm|ly|greetd")
 _TEXT_MODE = (("isolate", "multi-user.target"), ("isolate", "graphical.target"))
 """How to stop, and start again, whatever draws where no display manager is known: of systemctl the words."""
 _HIDDEN = "the processes of others can't be listed from here"
+_FIND_IT = "wait for it (`wait: 10m`), or look on the host who it is: nvidia-smi, as root and outside of containers"
+"""Where nobody is listed, nobody can be let be by name."""
 
 
 class GpuIdle(Waiting):
@@ -41,13 +43,13 @@ class GpuIdle(Waiting):
 
     def checks(self, machine: Machine) -> list[Check]:
         found = gpus.look(machine)
-        why_not = found.why_not or gpus.selected(found, machine.target_env).why_none
+        why_not = found.why_not or gpus.of_target(found, machine).why_none
         return [Check("gpu_idle", "missing", why_not)] if why_not else []
 
     def look(self, machine: Machine) -> dict[str, Any]:
         """gpus: those that the target will use; displays: the display servers of this machine, by what they are."""
         found = gpus.look(machine, window_s=self.over)
-        chosen = gpus.selected(found, machine.target_env)
+        chosen = gpus.of_target(found, machine)
         everyone = neighbours.everyone(machine)
         ours = neighbours.ours(machine, everyone)
         named = [(one, neighbours.describe(machine, one.pid)) for one in everyone.values() if _display(one.name)]
@@ -76,6 +78,7 @@ class GpuIdle(Waiting):
             "others_memory_bytes": used,
             "display_active": gpu.display_active,
             "processes": [one for one in listed if one not in fine],
+            "may_stay": len(fine),
             "unknown": dict(_unknown(gpu, used)),
         }
 
@@ -86,11 +89,13 @@ class GpuIdle(Waiting):
 
     def objection(self, seen: dict[str, Any]) -> Judged | None:
         if seen["why_not"]:
-            return Judged("failed" if seen["silent"] else "not_available", seen["why_not"])
+            if seen["silent"]:
+                return Judged("failed", seen["why_not"], fix=gpus.WAKE)
+            return Judged("not_available", seen["why_not"])
         found = [(gpu, self._objections(gpu, seen).values()) for gpu in seen["gpus"]]
         said = [f"{_label(gpu)}: {', '.join(objections)}" for gpu, objections in found if objections]
         if said:
-            return Judged("failed", "; ".join([*said, *_notes(seen)]), fix=self._fix(seen))
+            return Judged("failed", "; ".join(names.folded([*said, *_notes(seen)])), fix=self._fix(seen))
         blind = any(len(gpu["unknown"]) == 2 for gpu in seen["gpus"])
         return Judged("not_available", "; ".join(_notes(seen))) if blind else None
 
@@ -111,8 +116,7 @@ class GpuIdle(Waiting):
         drawing = [one for one in gpu["processes"] if one["pid"] in displays or one["kind"] == "graphics"]
         others = [one for one in gpu["processes"] if one not in drawing]
         if memory is not None and memory > self.max_memory:
-            whose = "" if gpu["processes"] else " of processes that can't be seen from here"
-            found["memory"] = f"{_mib(memory)} in use{whose} ({_mib(self.max_memory)} allowed)"
+            found["memory"] = f"{_mib(memory)} in use{_whose(gpu)} ({_mib(self.max_memory)} allowed)"
         if others:
             found["processes"] = f"used by {neighbours.some(map(_told, others))}"
         if drawing or (gpu["display_active"] and displays):
@@ -122,6 +126,8 @@ class GpuIdle(Waiting):
 
     def _fix(self, seen: Mapping[str, Any]) -> str:
         kinds = {kind for gpu in seen["gpus"] for kind in self._objections(gpu, seen)}
+        if kinds <= {"utilization", "memory"}:
+            return _FIND_IT
         if "display" not in kinds:
             return "end what uses it, wait for it (`wait: 10m`), or let it be by name (`allow: [NAME]`)"
         manager = seen["display_manager"]
@@ -158,6 +164,13 @@ def _notes(seen: Mapping[str, Any]) -> Iterator[str]:
         for what, why in gpu["unknown"].items():
             yield f"{_label(gpu)}: {what} unknown ({why})"
     yield from seen["notes"]
+
+
+def _whose(gpu: Mapping[str, Any]) -> str:
+    """Of memory that is in use."""
+    if gpu["processes"]:
+        return ""
+    return " beside those that may stay" if gpu["may_stay"] else " of processes that can't be seen from here"
 
 
 def _label(gpu: Mapping[str, Any]) -> str:

@@ -67,18 +67,16 @@ class QuietServices(Waiting):
             return []
         return [Check("quiet_services", "missing", "/proc does not list the processes of this machine")]
 
-    def before(self, machine: Machine) -> dict[str, Any]:
-        return {**self.look(machine), "soon": _timers(machine)}
-
     def look(self, machine: Machine) -> dict[str, Any]:
-        """running: what is at work, each with its share of one core."""
+        """running: what is at work, each with its share of one core; soon: the timers of the next hour."""
         first, first_s = neighbours.everyone(machine), _uptime_s(machine)
         time.sleep(self.over)
         then, then_s = neighbours.everyone(machine), _uptime_s(machine)
         used = neighbours.cores_pct(first, then, then_s - first_s)
         unseen = neighbours.unseen(machine)
         running = [*self._running(machine, then, used), *_raid_checks(machine)]
-        return {"running": running, "processes": len(then), "notes": [unseen] if unseen else []}
+        notes = [unseen] if unseen else []
+        return {"running": running, "processes": len(then), "notes": notes, "soon": _timers(machine)}
 
     def _running(
         self, machine: Machine, all_: Mapping[int, Neighbour], used: Mapping[int, float]
@@ -108,10 +106,10 @@ class QuietServices(Waiting):
 
     def judge(self, before: dict[str, Any], verified: dict[str, Any]) -> Judged | None:
         """With what the timers of the next hour will start."""
-        soon = [f"{timer['timer']} in {show_duration(timer['in_s'])}" for timer in before["soon"]]
+        soon = [f"{timer['timer']} in {show_duration(timer['in_s'])}" for timer in verified["soon"]]
         notes = [*verified["notes"], *([f"due within the hour: {neighbours.some(soon)}"] if soon else [])]
         judged = super().judge(before, {**verified, "notes": notes})
-        keep_away = f"stop it for the run: {_SNIPPET.format(before['soon'][0]['timer'])}" if soon else None
+        keep_away = f"stop it for the run: {_SNIPPET.format(verified['soon'][0]['timer'])}" if soon else None
         return replace(judged, fix=judged.fix or keep_away) if judged else None
 
 

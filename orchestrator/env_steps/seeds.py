@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StrictBool, StrictInt
 
-from orchestrator.env_steps.base import Step
+from orchestrator.env_steps.base import Step, yaml_word
 from orchestrator.model import Check, Child
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Seeds(Step):
         for name, wanted in self._asked().items():
             found = inside.get(name)
             if found not in (None, wanted):
-                yield f"{name} was {_yaml(found)} instead of {_yaml(wanted)}: the program changed it"
+                yield f"{name} was {yaml_word(found)} instead of {yaml_word(wanted)}: the program changed it"
         for part, why in inside.get("failed", {}).items():
             yield f"{part} could not be set: {why}"
 
@@ -108,7 +108,3 @@ class Seeds(Step):
 def _not_in_force(started: Mapping[str, Any]) -> str:
     why = started.get("why_not") or "its Python does not load what profrun adds"
     return f"seeds are not in force: {why}"
-
-
-def _yaml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from orchestrator import gpus
+from orchestrator import gpus, names
 from orchestrator.env_steps.waiting import Waiting
 from orchestrator.model import Cannot, Change, Check, Judged, StepStatus
 from orchestrator.units import Celsius, Duration, show_duration
@@ -59,6 +59,9 @@ class WaitCool(Waiting):
             seen["why_not"]["CPU"] = "no sensor of the processors below /sys/class/hwmon or /sys/class/thermal"
         return {**seen, "cpu": cpu}
 
+    def before(self, machine: Machine) -> dict[str, Any]:
+        return self.look(machine)
+
     def apply(self, before: dict[str, Any]) -> tuple[Change, ...]:
         waits = super().apply(before) if before["gpu"] or before["cpu"] else ()
         return (*self._out_of_reach(before), *waits)
@@ -66,7 +69,8 @@ class WaitCool(Waiting):
     def _out_of_reach(self, seen: Mapping[str, Any]) -> Iterator[Cannot]:
         status: StepStatus = "failed" if seen["silent"] else "not_available"
         for part, why in seen["why_not"].items():
-            yield Cannot(part, status, f"{part}: temperature unknown: {why}")
+            fix = gpus.WAKE if seen["silent"] and part == "GPU" else None
+            yield Cannot(part, status, f"{part}: temperature unknown: {why}", fix=fix)
 
     def objection(self, seen: dict[str, Any]) -> Judged | None:
         still, after = ("still ", f" after {show_duration(self.wait)}") if self.wait else ("", "")
@@ -76,16 +80,20 @@ class WaitCool(Waiting):
             for name, degrees in seen[part].items()
             if wanted is not None and degrees > wanted
         ]
-        return Judged("failed", "; ".join(hot), fix="wait longer (`wait: 10m`) or ask for less") if hot else None
+        return (
+            Judged("failed", "; ".join(names.folded(hot)), fix="wait longer (`wait: 10m`) or ask for less")
+            if hot
+            else None
+        )
 
     def content(self, seen: dict[str, Any]) -> str | None:
-        known = [f"{name} {degrees:g} °C" for name, degrees in (*seen["gpu"].items(), *seen["cpu"].items())]
-        return ", ".join(known) or None
+        known = [f"{name}: {degrees:g} °C" for name, degrees in (*seen["gpu"].items(), *seen["cpu"].items())]
+        return ", ".join(names.folded(known)) or None
 
 
 def _gpu_temperatures(machine: Machine) -> dict[str, Any]:
     found = gpus.look(machine)
-    chosen = gpus.selected(found, machine.target_env)
+    chosen = gpus.of_target(found, machine)
     known = {f"GPU {gpu.index}": float(gpu.temperature_c) for gpu in chosen.gpus if gpu.temperature_c is not None}
     mute = (gpu for gpu in chosen.gpus if gpu.temperature_c is None)
     why_not = {f"GPU {gpu.index}": gpu.why_unknown("temperature_c") for gpu in mute}

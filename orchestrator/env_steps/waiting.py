@@ -45,16 +45,9 @@ class Waiting(Step):
         """What is worth saying of what is as the plan wants it."""
         return None
 
-    def may_pass(self, seen: dict[str, Any]) -> bool:
-        """Whether waiting can help against what speaks against `seen`."""
-        return True
-
-    def before(self, machine: Machine) -> dict[str, Any]:
-        return self.look(machine)
-
     def apply(self, before: dict[str, Any]) -> tuple[Change, ...]:
-        hopeless = self.objection(before) is not None and not self.may_pass(before)
-        return (Wait(0.0 if hopeless else self.wait, self.every_s),)
+        """Its first look takes time, too, and is the first of the wait: `before` has none."""
+        return (Wait(self.wait, self.every_s),)
 
     def verify(self, machine: Machine) -> dict[str, Any]:
         return self.look(machine)

@@ -86,15 +86,16 @@ class Console:
         if record.fix and amiss:
             self._line(f"  next: {record.fix}", always=True)
 
-    def put_back(self, records: Sequence[StepRecord]) -> None:
-        """The end of the environment: the machine is as it was, or what is left and the command that mends it."""
+    def put_back(self, records: Sequence[StepRecord], known: str | None = None) -> None:
+        """The end of the environment: the machine is as it was, or what is left and the command that mends it. `known`:
+        what is to be said of what was put back."""
         left = [record for record in records if record.restored is False]
         for record in left:
             self.warn(f"NOT put back: {record.use}" + (f": {record.reason}" if record.reason else ""))
         if left:
             self.warn(f"  next: {environment.RESTORE}")
         elif any(record.restored for record in records):
-            self._line("environment   machine put back")
+            self._line("environment   machine put back" + (f"; {known}" if known else ""))
 
     def pass_begins(self, planned: Pass, expected_s: float | None) -> None:
         who = "+".join(member.use for member in planned.members)
@@ -302,8 +303,10 @@ def aim(run: Run, estimate: Estimate) -> str:
             return f"no start of {one_line(run.target.argv)} is possible"
         return f"{_plural(estimate.starts, 'start')} of {one_line(run.target.argv)}, {cost(estimate)}"
     who = f"process{'es' if len(run.pids) > 1 else ''} {', '.join(map(str, run.pids))} ({one_line(run.target.argv)})"
+    if not run.passes:
+        return f"nothing in it can look at {who}"
     tools = ", then ".join("+".join(m.use for m in p.members) for p in run.passes)
-    window = run.passes[0].window if run.passes else None
+    window = run.passes[0].window
     if window is None or window.for_s is None:
         return f"looks at {who} with {tools}, until it ends or you press Ctrl-C"
     return f"looks at {who} with {tools}, for {show_duration(window.for_s)}{' each' if len(run.passes) > 1 else ''}"

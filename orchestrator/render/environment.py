@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import names
+from orchestrator.cpufreq import show_khz
 from orchestrator.model import IN_FORCE, Part, StepRecord
 from orchestrator.render import view
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from orchestrator.report import Report
 
 RESTORE = "profrun env restore"
+RESET = "reset"
+"""What is said of a lock of clocks after the run: what it was before could not be read."""
 FEW = 8
 """So many numbers of a kind are all shown."""
 WIDE = 60
@@ -135,7 +138,9 @@ def _any_left(steps: Sequence[StepRecord]) -> bool:
 
 def status(what: StepRecord | Part) -> str:
     """refused (EACCES), clamped (1530 MHz)"""
-    return view.words(what.status) + (f" ({what.detail})" if what.detail else "")
+    clocks = [part for part in what.parts if part.name.endswith(_KHZ)] if isinstance(what, StepRecord) else []
+    detail = _clock(what.detail) if any(part.detail == what.detail for part in clocks) else what.detail
+    return view.words(what.status) + (f" ({detail})" if detail else "")
 
 
 def outline(step: StepRecord) -> str:
@@ -150,7 +155,8 @@ def put_back(step: StepRecord) -> str:
     """Whether what was changed is as it was."""
     if step.restored is None:
         return "nothing to put back"
-    return "put back" if step.restored else "not put back"
+    reset = any(part.after == RESET for part in step.parts)  # what stood there before could not be read
+    return "not put back" if not step.restored else "put back, clock locks reset" if reset else "put back"
 
 
 def rows(report: Report) -> list[Row]:
@@ -179,7 +185,7 @@ def _row(step: StepRecord) -> Row:
         reason=step.reason,
         fix=step.fix,
         settings=settings,
-        each=tuple(_setting(part, 1) for part in parts) if len(settings) < len(parts) else (),
+        each=tuple(_setting(_in_words(part), 1) for part in parts) if len(settings) < len(parts) else (),
         moments=tuple(during if readable else [*([("wanted", wanted)] if wanted else []), *known]),
         details=tuple(moment for moment in known if moment not in during) if readable else (),
         seen=tuple(_seen(step)),
@@ -194,7 +200,7 @@ def _once(setting: Setting, step: StepRecord) -> Setting:
 
 def _asked(wanted: Any) -> Any:
     """What was left to itself is no wish."""
-    return {k: v for k, v in wanted.items() if v is not None} if isinstance(wanted, Mapping) else wanted
+    return {k: v for k, v in wanted.items() if v not in (None, [], ())} if isinstance(wanted, Mapping) else wanted
 
 
 # ---------------------------------------------------------------- settings that are alike
@@ -203,16 +209,39 @@ def _asked(wanted: Any) -> Any:
 def fold(parts: Sequence[Part]) -> list[Setting]:
     """The parts of a step, those that went alike under one name: `policy0-127 governor`."""
     alike: dict[Part, list[Part]] = {}
-    for part in parts:
+    for part in map(_in_words, parts):
         form = replace(part, name=names.shape(part.name), reason=part.reason and names.shape(part.reason))
         alike.setdefault(form, []).append(part)
     return [_setting(_as_one(group), len(group)) for group in alike.values()]
 
 
+_KHZ = " kHz"
+"""What the name of a part ends with whose values are the kernel's bare numbers of kHz."""
+
+
+def _in_words(part: Part) -> Part:
+    """The same with its clocks as people write them."""
+    if not part.name.endswith(_KHZ):
+        return part
+    return replace(
+        part,
+        name=part.name.removesuffix(_KHZ),
+        wanted=_clock(part.wanted),
+        before=_clock(part.before),
+        verified=_clock(part.verified),
+        after=_clock(part.after),
+        detail=_clock(part.detail),
+    )
+
+
+def _clock(khz: str | None) -> str | None:
+    return show_khz(int(khz)) if khz is not None and khz.isdecimal() else khz
+
+
 def _as_one(group: Sequence[Part]) -> Part:
     reasons = [part.reason for part in group if part.reason]
     name = view.short(names.together(part.name for part in group), 2 * WIDE)
-    return replace(group[0], name=name, reason=names.together(reasons) or None)
+    return replace(group[0], name=name, reason="; ".join(names.folded(reasons)) or None)
 
 
 def _setting(part: Part, count: int) -> Setting:
@@ -238,6 +267,7 @@ def _setting(part: Part, count: int) -> Setting:
 _UNITS: Mapping[str, Callable[[Any], str | None]] = {
     "_bytes": view.size,
     "_s": view.duration,
+    "_khz": show_khz,
     "_mhz": lambda value: f"{value:g} MHz",
     "_pct": lambda value: f"{view.plain(value)} %",
     "_us": lambda value: f"{view.plain(value)} µs",
@@ -246,7 +276,22 @@ _UNITS: Mapping[str, Callable[[Any], str | None]] = {
 }
 _TOLD_ELSEWHERE = frozenset({"why_not", "notes", "unknown", "not_told", "display_manager"})
 """What goes into a step's reason and advice."""
-_ITS_OWN = frozenset({"switches", "silent", "smi", "limit_s", "file", "read_only", "lock_seen", "trial"})
+_ITS_OWN = frozenset(
+    {
+        "switches",
+        "silent",
+        "smi",
+        "limit_s",
+        "file",
+        "read_only",
+        "lock_seen",
+        "trial",
+        "parts",
+        "missing",
+        "may_stay",
+        "fix",
+    }
+)
 """What a step has looked up for its own use."""
 _UUID = re.compile(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f-]{22}\b")
 
@@ -306,9 +351,15 @@ def _inner(key: str, value: Mapping[str, Any], prefix: str, name: str) -> Iterat
         yield from _leaves(value, prefix if _records(list(value.values())) else f"{name} ")
 
 
+_DEVICE = frozenset(
+    ("index", "gpu", "uuid", "pci", "name", "cuda", "compute_capability", "pstate", "busy", "default_applications_mhz")
+)
+"""What a device is called by, and what it is and can: the report has that of the machine."""
+
+
 def _rest(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Without the number that it is called by."""
-    return {k: v for k, v in item.items() if k not in ("index", "gpu")}
+    """What changes of a device."""
+    return {k: v for k, v in item.items() if k not in _DEVICE and not (k == "applications_mhz" and v is None)}
 
 
 def _by_number(value: Mapping[str, Any]) -> bool:

@@ -338,13 +338,20 @@ def _step(row: environment.Row) -> Iterator[str]:
         yield f"{s.name}: {said}" + (f": {s.reason}" if s.reason else "")
     for moment, found in row.moments:
         if moment != "wanted":
-            pairs = (f"{label} {text or view.UNKNOWN}".strip() for label, text in found)
-            yield view.short(f"{moment}: {', '.join(pairs)}", 3 * NAME)
+            yield f"{moment}: {_some([f'{label} {text or view.UNKNOWN}'.strip() for label, text in found])}"
     for seen in row.seen:
         for cells in seen.rows[:ROWS]:
             yield f"{seen.name}: " + ", ".join(
                 f"{column} {cell or view.UNKNOWN}" for column, cell in zip(seen.columns, cells, strict=True)
             )
+
+
+def _some(texts: Sequence[str]) -> str:
+    """As many as a reader will read, and how many more there are."""
+    ends = [sum(map(len, texts[: n + 1])) + 2 * n for n in range(len(texts))]
+    shown = max(1, sum(end <= 3 * NAME for end in ends))
+    left = f", and {len(texts) - shown} more" if len(texts) > shown else ""
+    return ", ".join(view.short(text, 3 * NAME) for text in texts[:shown]) + left
 
 
 def _text(text: str | None) -> str:

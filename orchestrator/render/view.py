@@ -432,9 +432,9 @@ def plain(value: Any) -> str | None:
 
 
 def settings(value: Any) -> str | None:
-    """Options or wishes in one line; one that is None was left to itself, so it is no setting."""
+    """Options or wishes in one line; one that is None or an empty list was left to itself, so it is no setting."""
     if isinstance(value, Mapping):
-        return plain({k: v for k, v in value.items() if v is not None})
+        return plain({k: v for k, v in value.items() if v not in (None, [], ())})
     return plain(value)
 
 

@@ -62,7 +62,6 @@ class Reader:
             "persistence": self._yes("persistence", "PersistenceMode"),
             "display_active": self._yes("display_active", "DisplayActive"),
             "temperature_c": self._ask("temperature_c", "Temperature", self._nv.NVML_TEMPERATURE_GPU),
-            "slowdown_c": self._ask("slowdown_c", "TemperatureThreshold", self._nv.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
             "clock_reasons": reasons,
             **self._clocks(),
             **self._memory(),
@@ -71,16 +70,15 @@ class Reader:
         }
 
     def _clocks(self) -> dict[str, Any]:
-        nv, found = self._nv, {}
-        kinds = {"graphics": nv.NVML_CLOCK_GRAPHICS, "sm": nv.NVML_CLOCK_SM, "memory": nv.NVML_CLOCK_MEM}
-        for kind, number in kinds.items():
-            for before, what in (("", "ClockInfo"), ("max_", "MaxClockInfo")):
+        nv: Any = self._nv
+        found: dict[str, Any] = {}
+        found["sm_mhz"] = self._ask("sm_mhz", "ClockInfo", nv.NVML_CLOCK_SM)
+        questions = {"": "ClockInfo", "max_": "MaxClockInfo", "applications_": "ApplicationsClock",
+                     "default_applications_": "DefaultApplicationsClock"}  # fmt: skip
+        for kind, number in {"graphics": nv.NVML_CLOCK_GRAPHICS, "memory": nv.NVML_CLOCK_MEM}.items():
+            for before, what in questions.items():
                 field = f"{before}{kind}_mhz"
                 found[field] = self._ask(field, what, number)
-        for kind in ("graphics", "memory"):
-            for before, what in (("", "ApplicationsClock"), ("default_", "DefaultApplicationsClock")):
-                field = f"{before}applications_{kind}_mhz"
-                found[field] = self._ask(field, what, kinds[kind])
         return {**found, "supported": self._supported()}
 
     def _supported(self) -> dict[int, list[int]]:

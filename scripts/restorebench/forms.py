@@ -4,17 +4,18 @@ has of the step."""
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from restorebench.trials import Machine
+from restorebench.trials import PYTHON, Machine
 from tests.fakes import sysfs
+from tests.fakes.gpus import MACHINE
 
 _CPU = "{use: cpu_frequency, governor: performance, min: 2GHz, max: 2GHz, turbo: false, max_cstate: 1}"
 _CLOCKS = "{use: gpu_clocks, graphics: 1830MHz, memory: max, persistence: true}"
@@ -31,6 +32,8 @@ class Case:
     processors: str = "none"
     gpus: Mapping[str, object] = field(default_factory=dict)
     second: Mapping[str, object] = field(default_factory=dict)
+    loses: str = ""
+    """Which of the settings can't be put back, as nobody can read it: expected, and not counted."""
 
 
 def cases() -> Iterator[Case]:
@@ -42,10 +45,11 @@ def cases() -> Iterator[Case]:
     yield Case(_CLOCKS, "one GPU refuses", second={"lgc_way": "refuse", "lmc_way": "refuse"})
     yield Case(_CLOCKS, "a driver that hangs", gpus={"smi_hang": 1, "nvml_hang": 1})
     yield Case(_CLOCKS, "no driver", gpus={"no_driver": 1})
-    yield Case(_CLOCKS, "a lock seems to be there", gpus={"lgc": "1200,1200", "lock_at_idle": 1})
+    yield Case(_CLOCKS, "a lock seems to be there", gpus={"lgc": "1200,1200", "lock_at_idle": 1}, loses="lgc")
     yield Case(_IDLE, "idle GPUs")
     yield Case(_IDLE, "busy, nobody listed", gpus={"mem_used": 814, "util": 78})
-    yield Case(_IDLE, "a display server", gpus={"processes": "G:1:300:/usr/lib/xorg/Xorg", "mem_used": 300, "display": 1})
+    draws = {"processes": "G:1:300:/usr/lib/xorg/Xorg", "mem_used": 300, "display": 1}
+    yield Case(_IDLE, "a display server", gpus=draws)
     yield Case(_IDLE, "a driver that hangs", gpus={"smi_hang": 1, "nvml_hang": 1})
     yield Case(_COOL, "cool GPUs")
     yield Case(_COOL, "hot GPUs", gpus={"temperature": 71})
@@ -61,24 +65,35 @@ def shown() -> tuple[str, bool]:
 def _tried(case: Case) -> tuple[list[str], bool]:
     with tempfile.TemporaryDirectory(prefix="restorebench-") as place:
         machine = Machine(Path(place), case.processors)
-        machine.gpus.set(**{k: v for k, v in case.gpus.items() if k in ("smi_hang", "nvml_hang", "no_driver")})
-        own = {k: v for k, v in case.gpus.items() if k not in ("smi_hang", "nvml_hang", "no_driver")}
+        machine.gpus.set(**{k: v for k, v in case.gpus.items() if k in MACHINE})
+        own = {k: v for k, v in case.gpus.items() if k not in MACHINE}
         for gpu in (0, 1):
             machine.gpus.set(gpu, **own, **(case.second if gpu else {}))
         plan = f"version: 1\nname: forms\nenvironment:\n  - {case.step}\ncollectors:\n  - {{use: timing, repeats: 1}}\n"
         Path(place, "plan.yaml").write_text(plan)
         before = machine.state()
-        argv = (sys.executable, "-m", "orchestrator", "run", "./plan.yaml", "-q", "-o", "reports", "--", "true")
+        argv = (PYTHON, "-m", "restorebench.ruled", "run", "./plan.yaml", "-q", "-o", "reports", "--", "true")
+        began = time.monotonic()
         code = machine.start(*argv).wait()
-        same = machine.state() == before
-        (record,) = json.loads(Path(place, "reports/latest/summary.json").read_text())["environment"]
-    return list(_lines(case, record, code, same)), same
+        took_s = time.monotonic() - began
+        changed = [name for name, text in machine.state().items() if text != before[name]]
+        summary = Path(place, "reports/latest/summary.json")
+        if not summary.exists():
+            return [f"{case.form}: exit {code}, and no report", Path(place, "said").read_text()], False
+        (record,) = json.loads(summary.read_text())["environment"]
+    expected = bool(case.loses) and all(name.endswith(f".{case.loses}") for name in changed)
+    return list(_lines(case, record, code, took_s, changed, expected)), expected or not changed
 
 
-def _lines(case: Case, record: Mapping[str, Any], code: int, same: bool) -> Iterator[str]:
+def _lines(
+    case: Case, record: Mapping[str, Any], code: int, took_s: float, changed: Sequence[str], expected: bool
+) -> Iterator[str]:
     status = record["status"] + (f" ({record['detail']})" if record["detail"] else "")
-    put_back = "machine as it was" if same else "MACHINE CHANGED"
-    yield f"{record['use']:14} {case.form:26} {status}, exit {code}, {put_back}"
+    put_back = "MACHINE CHANGED: " + ", ".join(changed) if changed else "machine as it was"
+    if changed and expected:
+        put_back = f"machine as it was but for {', '.join(changed)}, as expected: it can't be read"
+    yield f"{record['use']:14} {case.form:26} {status}, exit {code}, {took_s:.0f} s, {put_back}"
     for name in ("reason", "fix"):
         if record[name]:
-            yield from textwrap.wrap(f"{name}: {record[name]}", 118, initial_indent=" " * 15, subsequent_indent=" " * 17)
+            text = f"{name}: {record[name]}"
+            yield from textwrap.wrap(text, 118, initial_indent=" " * 15, subsequent_indent=" " * 17)

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,8 @@ from tests.fakes import sysfs
 from tests.fakes.gpus import FakeGpus
 
 REPO = Path(__file__).resolve().parents[2]
+PYTHON = str(REPO / ".venv" / "bin" / "python")
+"""The one that profrun is installed in, whichever runs the benchmark."""
 FORMS = tuple(form for form in sysfs.FORMS if form not in ("none", "readonly"))
 SETTLED_WITHIN_S = 90.0
 _MARK = "RESTOREBENCH_TRIAL"
@@ -82,6 +84,7 @@ class Machine:
         sysfs.make(place / "root", form)
         self.gpus = FakeGpus(place, 2)
         (place / "caches").write_text("0\n")
+        (place / "latency").write_bytes((2_000_000_000).to_bytes(4, sys.byteorder))  # nobody holds it
         (place / "service").write_text("running\n")
         (place / "plan.yaml").write_text(PLAN)
 
@@ -92,17 +95,17 @@ class Machine:
 
     def start(self, *argv: str) -> subprocess.Popen[bytes]:
         """A command for which this is the machine."""
-        caches = f"mount --bind '{self.place}/caches' /proc/sys/vm/drop_caches 2>/dev/null; exec \"$@\""
-        inner = sysfs.bound(self.place / "root", ["sh", "-c", caches, "sh", *argv])
+        own = {"caches": "/proc/sys/vm/drop_caches", "latency": "/dev/cpu_dma_latency"}
+        mounts = "".join(f"mount --bind '{self.place}/{name}' {path} 2>/dev/null; " for name, path in own.items())
+        inner = sysfs.bound(self.place / "root", ["sh", "-c", f'{mounts}exec "$@"', "sh", *argv])
         env = {
             **os.environ, **self.gpus.env, _MARK: self.mark, "PROFRUN_STATE": str(self.place / "state"),
             "PYTHONPATH": f"{REPO}:{REPO / 'scripts'}", "TMPDIR": str(self.place / "tmp"),
         }  # fmt: skip
         (self.place / "tmp").mkdir(exist_ok=True)
         with (self.place / "said").open("ab") as said:
-            return subprocess.Popen(
-                inner, cwd=self.place, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
-            )
+            quiet = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}
+            return subprocess.Popen(inner, cwd=self.place, env=env, start_new_session=True, **quiet)
 
     def alive(self) -> list[int]:
         """The processes that a command on this machine has left."""
@@ -110,7 +113,9 @@ class Machine:
         return [pid for pid in _pids() if sign in b"\0" + _environ(pid) + b"\0"]
 
     def journals(self) -> list[str]:
-        return [path.name for path in (self.place / "state").glob("journal-*")]
+        """Those that tell of a change: a run that died before its first has left nothing to put back."""
+        found = (self.place / "state").glob("journal-*")
+        return [path.name for path in found if b'"event": "intent"' in path.read_bytes()]
 
 
 def _pids() -> Iterator[int]:
@@ -126,7 +131,7 @@ def _environ(pid: int) -> bytes:
 
 def profrun(point: int, number: int, whom: str) -> tuple[str, ...]:
     words = ("run", "./plan.yaml", "-q", "--keep-going", "-o", "reports", "--", *TARGET)
-    return (sys.executable, "-m", "restorebench.mortal", str(point), str(number), whom, "passed", "--", *words)
+    return (PYTHON, "-m", "restorebench.mortal", str(point), str(number), whom, "passed", "--", *words)
 
 
 def survey(form: str) -> tuple[list[Trial], float]:
@@ -143,14 +148,15 @@ def survey(form: str) -> tuple[list[Trial], float]:
     return [Trial(form, "kill", int(number), None, stage, what) for number, stage, what in lines], took_s
 
 
-def chosen(count: int, how: How, seed: int) -> list[Trial]:
+def chosen(count: int, how: How, seed: int, workers: int) -> list[Trial]:
     """Half of them at points, taken evenly from all points of all forms; the rest at any time of a run."""
-    dice = random.Random(seed)
-    surveys = {form: survey(form) for form in FORMS}
+    dice, some = random.Random(seed), FORMS[:count]
+    with ThreadPoolExecutor(workers) as pool:
+        surveys = dict(zip(some, pool.map(survey, some), strict=True))
     points = [trial for trials, _ in surveys.values() for trial in trials]
     half = count - count // 2
     at_points = [points[len(points) * n // half] for n in range(half)]
-    forms = [FORMS[n % len(FORMS)] for n in range(count - half)]
+    forms = [some[n % len(some)] for n in range(count - half)]
     at_random = [Trial(form, how, after_s=dice.uniform(0.0, surveys[form][1])) for form in forms]
     return [replace(trial, how=how) for trial in (*at_points, *at_random)]
 
@@ -168,13 +174,11 @@ def tried(trial: Trial) -> Result:
         running.wait()
         began = time.monotonic()
         if trial.how == "both":
-            machine.start(sys.executable, "-m", "orchestrator", "env", "restore").wait()
-        left = _left(machine, () if trial.how == "both" else machine.alive())
+            machine.start(PYTHON, "-m", "orchestrator", "env", "restore").wait()
+        left = _left(machine)
         settled_s = time.monotonic() - began
-        after = machine.state()
-        wrong = [f"{name}: {before.get(name)} -> {after.get(name)}" for name in after if after[name] != before.get(name)]
-        wrong += [f"{name} is gone" for name in before if name not in after]
-        wrong += [f"alive: {_words(pid)}" for pid in left] + [f"journal left: {name}" for name in machine.journals()]
+        wrong = [*_changed(before, machine.state()), *(f"alive: {_words(pid)}" for pid in left)]
+        wrong += [f"journal left: {name}" for name in machine.journals()]
         for pid in machine.alive():
             os.kill(pid, signal.SIGKILL)
         said = Path(place, "said").read_text()[-500:] if wrong else ""
@@ -192,10 +196,16 @@ def _end_after(machine: Machine, running: subprocess.Popen[bytes], trial: Trial,
         running.send_signal(number)
 
 
-def _left(machine: Machine, alive: Iterable[int]) -> list[int]:
+def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    for name in sorted({*before, *after}):
+        if before.get(name) != after.get(name):
+            yield f"{name}: {before.get(name, 'not there')} -> {after.get(name, 'gone')}"
+
+
+def _left(machine: Machine) -> list[int]:
     """Who still lives when there was time enough to end."""
     deadline = time.monotonic() + SETTLED_WITHIN_S
-    left = list(alive)
+    left = machine.alive()
     while left and time.monotonic() < deadline:
         time.sleep(0.05)
         left = machine.alive()
@@ -211,7 +221,7 @@ def _words(pid: int) -> str:
 
 def run(count: int, how: How, seed: int, workers: int) -> tuple[str, bool]:
     """(what to print, whether every trial has left the machine as it was)."""
-    trials = chosen(count, how, seed)
+    trials = chosen(count, how, seed, workers)
     with ThreadPoolExecutor(workers) as pool:
         results = list(pool.map(tried, trials))
     good = [result for result in results if not result.wrong]

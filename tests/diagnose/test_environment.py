@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sample_report
 
 from orchestrator import diagnose
 from orchestrator.diagnose.environment import RULES
-from orchestrator.model import Finding, Outcome, StepRecord
-from orchestrator.render import view
+from orchestrator.model import Finding, Outcome, Part, StepRecord
+from orchestrator.render import environment, view
 from orchestrator.report import Report
 
 
@@ -131,15 +130,49 @@ def test_what_is_not_put_back_is_critical_and_comes_first(report: Report) -> Non
     assert second.rule == "busy_gpu"
 
 
-def test_figures_seen_during_the_passes_are_evidence(report: Report) -> None:
-    during: dict[str, Any] = {"GPU-1": {"samples": 9, "graphics_mhz": {"min": 1620, "max": 1830}, "held": False}}
-    (finding,) = found(report, StepRecord("gpu_clocks", "drifted", during=during))
-    assert [(e.row, e.value) for e in finding.evidence] == [
-        ("gpu_clocks", "drifted"),
-        ("during GPU-1 samples", 9),
-        ("during GPU-1 graphics_mhz min", 1620),
-        ("during GPU-1 graphics_mhz max", 1830),
+def test_a_lock_that_seemed_to_be_there_and_was_reset_is_told(report: Report) -> None:
+    """Of the GPU whose lock profrun has touched, and of no other."""
+    seen = {"lock_seen": "its clock is held at 1200 MHz by a setting, which looks like a lock", "graphics_mhz": 1200}
+    before = {"gpus": {"GPU-a": {"gpu": 0, **seen}, "GPU-b": {"gpu": 1, **seen}, "GPU-c": {"gpu": 2}}}
+    parts = tuple(Part(f"GPU {n} graphics", "applied", after=after) for n, after in enumerate(("reset", None, "reset")))
+    step = StepRecord("gpu_clocks", "applied", before=before, restored=True, parts=parts)
+    (finding,) = found(report, step)
+    assert (finding.rule, finding.severity) == ("former_lock_gone", "minor")
+    assert finding.title.startswith("GPU 0 is not as it was found") and "1200 MHz" in finding.advice
+    assert "nvidia-smi -i 0 -lgc 1200,1200" in finding.advice
+    assert environment.put_back(step) == "put back, clock locks reset"
+
+
+def test_the_figures_of_the_gpus_that_were_off_are_evidence(report: Report) -> None:
+    off = {
+        "gpu": 0,
+        "samples": 99,
+        "graphics_mhz": {"wanted": 1830, "min": 1620, "off": 9},
+        "memory_mhz": {"wanted": 5000, "min": 5000, "off": 0},
+        "held_down_pct": {"sw_power_cap": 80.0},
+    }
+    held = {"gpu": 1, "samples": 99, "graphics_mhz": {"wanted": 1830, "min": 1830, "off": 0}}
+    (finding,) = found(report, StepRecord("gpu_clocks", "drifted", during={"GPU-a": off, "GPU-b": held}))
+    assert [(e.row, e.value, e.unit) for e in finding.evidence[1:]] == [
+        ("GPU 0 samples", 99, None),
+        ("GPU 0 graphics wanted", 1830, "MHz"),
+        ("GPU 0 graphics min", 1620, "MHz"),
+        ("GPU 0 graphics off (samples)", 9, None),
+        ("GPU 0 held down sw power cap", 80.0, "%"),
     ]
+
+
+def test_the_figures_of_the_processors_are_evidence(report: Report) -> None:
+    (finding,) = found(report, StepRecord("cpu_frequency", "drifted", during={"busy_cores": 2, "min_mhz": 800}))
+    assert [(e.row, e.value, e.unit) for e in finding.evidence[1:]] == [
+        ("during busy cores", 2, None),
+        ("during min", 800, "MHz"),
+    ]
+
+
+def test_what_a_step_itself_advises_is_not_contradicted(report: Report) -> None:
+    step = StepRecord("cpu_frequency", "clamped", detail="1 GHz", reason="the highest clock is 1 GHz", fix="give `max`")
+    assert found(report, step)[0].advice == "Next: give `max`"
 
 
 def test_the_verdict_stays_with_the_program_unless_the_machine_was_left_changed(report: Report) -> None:

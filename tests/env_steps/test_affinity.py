@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from orchestrator import process
+from orchestrator import names, process
 from orchestrator.env_steps.affinity import NO_RANDOM_ADDRESSES, Affinity
+from orchestrator.env_steps.base import too_late
 from orchestrator.machine import Machine
 from orchestrator.model import Cannot, Child
 
@@ -110,8 +111,8 @@ def test_what_is_refused_is_told_beforehand(
 def test_a_program_that_runs_already_is_left_alone() -> None:
     here = Machine()
     here.target_pids = (4711,)
-    (change,) = step(nice=5).apply(step(nice=5).before(here))
-    assert isinstance(change, Cannot) and change.status == "not_available"
+    change = too_late(step(nice=5), here)
+    assert change and change.status == "not_available" and too_late(step(nice=5), Machine()) is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
@@ -172,7 +173,7 @@ def test_what_is_refused_does_not_keep_the_program_from_starting(tmp_path: Path)
 @pytest.mark.skipif(not Path("/sys/devices/system/node/node0").is_dir(), reason="this kernel shows no NUMA nodes")
 def test_a_node_gives_cpus_and_memory() -> None:
     trial = process.tried(Child(numa_node=0))
-    listed = process.numbers_in(Path("/sys/devices/system/node/node0/cpulist").read_text())
+    listed = names.numbers_in(Path("/sys/devices/system/node/node0/cpulist").read_text())
     if errno.ENOSYS in trial.refused.values() or errno.EPERM in trial.refused.values():
         pytest.skip(f"memory can't be bound here: {trial.refused}")
     assert trial == process.Tried(tuple(sorted({*listed} & {*trial.cpus})), {})
@@ -180,7 +181,7 @@ def test_a_node_gives_cpus_and_memory() -> None:
 
 def test_what_the_kernel_says_of_a_process() -> None:
     cpus, nice, bits = process.attributes_of(os.getpid())
-    assert cpus == process.spans_of(os.sched_getaffinity(0))
+    assert cpus == names.spans(os.sched_getaffinity(0))
     assert nice == os.getpriority(os.PRIO_PROCESS, 0) and bits is not None
     assert process.attributes_of(2**22 + 1) == (None, None, None)
 

@@ -11,11 +11,11 @@ import pytest
 from fakes import sysfs
 from pydantic import ValidationError
 
-from orchestrator import cpufreq
+from orchestrator import cpufreq, names
 from orchestrator.cpufreq import Processors
 from orchestrator.env_steps.cpu_frequency import CpuFrequency
 from orchestrator.machine import Machine
-from orchestrator.model import Cannot, Change, Hold, Write
+from orchestrator.model import Cannot, Change, Hold, Judged, Write
 
 WANTED = {"governor": "performance", "min": "2GHz", "max": "2GHz", "turbo": False}
 
@@ -41,7 +41,7 @@ class Fake:
         said: dict[str, list[str]] = {}
         for change in wanted.apply(self.before):
             said.setdefault(self._change(change), []).append(change.part)
-        return {cpufreq.name_all(parts): status for status, parts in said.items()}
+        return {names.together(parts): status for status, parts in said.items()}
 
     def _change(self, change: Change) -> str:
         if isinstance(change, Cannot):
@@ -77,16 +77,16 @@ def root(tmp_path: Path) -> Path:
 
 # ---------------------------------------------------------------- every form
 
-PINNED_AMD = {"policy0-3 governor, policy0-3 max kHz, policy0-3 min kHz, policy0-3 turbo": "applied"}
+PINNED_AMD = {"policy0-3 governor, max kHz, min kHz, turbo": "applied"}
 OUTCOMES: dict[str, dict[str, str]] = {
-    "intel_pstate": {"no_turbo, policy0-3 governor, policy0-3 max kHz, policy0-3 min kHz": "applied"},
-    "intel_cpufreq": {"no_turbo, policy0-3 governor, policy0-3 max kHz, policy0-3 min kHz": "applied"},
+    "intel_pstate": {"no_turbo, policy0-3 governor, max kHz, min kHz": "applied"},
+    "intel_cpufreq": {"no_turbo, policy0-3 governor, max kHz, min kHz": "applied"},
     "amd-pstate-epp": PINNED_AMD,
     "amd-pstate": PINNED_AMD,
     "amd-pstate-guided": PINNED_AMD,
-    "acpi-cpufreq": {"turbo, policy0,2 governor, policy0,2 max kHz": "applied", "policy0,2 min kHz": "already"},
+    "acpi-cpufreq": {"turbo, policy0,2 governor, max kHz": "applied", "policy0,2 min kHz": "already"},
     "none": {"governor, turbo, max, min": "not_available"},
-    "readonly": {"no_turbo, policy0-3 governor, policy0-3 max kHz, policy0-3 min kHz": "refused (EROFS)"},
+    "readonly": {"no_turbo, policy0-3 governor, max kHz, min kHz": "refused (EROFS)"},
 }
 
 
@@ -149,7 +149,7 @@ def test_a_governor_that_is_not_offered_is_told_with_what_to_write(root: Path) -
 def test_the_preference_is_set_before_a_governor_that_locks_it(root: Path) -> None:
     fake = Fake(root, "amd-pstate-epp")
     wanted = step(governor="performance", energy_preference="performance")
-    assert fake.apply(wanted) == {"policy0-3 energy preference, policy0-3 governor": "applied"}
+    assert fake.apply(wanted) == {"policy0-3 energy preference, governor": "applied"}
     assert [line.rpartition("/")[2] for line in fake.kernel.log[:2]] == [
         "energy_performance_preference performance",
         "scaling_governor performance",
@@ -161,7 +161,7 @@ def test_the_preference_is_set_after_a_governor_that_unlocks_it(root: Path) -> N
     fake.apply(step(governor="performance"))
     assert fake.apply(step(energy_preference="power")) == {"policy0-3 energy preference": "refused (EBUSY)"}
     wanted = step(governor="powersave", energy_preference="power")
-    assert fake.apply(wanted) == {"policy0-3 governor, policy0-3 energy preference": "applied"}
+    assert fake.apply(wanted) == {"policy0-3 governor, energy preference": "applied"}
     assert fake.read("cpufreq/policy3/energy_performance_preference") == "power"
 
 
@@ -178,6 +178,21 @@ def test_turbo_that_the_firmware_holds_is_refused(root: Path) -> None:
     fake = Fake(root, "intel_pstate")
     fake.kernel.turbo_locked = True
     assert fake.apply(step(turbo=False)) == {"no_turbo": "refused (EPERM)"}
+
+
+def test_turbo_that_root_can_not_turn_on_is_a_matter_of_the_firmware(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, wanted = Fake(root, "intel_pstate"), step(turbo=True)
+    fake.kernel.write(fake.place / "intel_pstate/no_turbo", "1")
+    fake.kernel.turbo_locked = True
+    assert fake.apply(wanted) == {"no_turbo": "refused (EPERM)"}
+    monkeypatch.setattr("orchestrator.env_steps.cpu_frequency.os.geteuid", lambda: 0)
+    said = wanted.judge(fake.before, wanted.verify(fake.machine))
+    assert said and (said.status, said.detail) == ("refused", "EPERM")
+    assert "firmware" in str(said.reason) and "BIOS" in str(said.fix)
+    monkeypatch.setattr("orchestrator.env_steps.cpu_frequency.os.geteuid", lambda: 1000)
+    assert wanted.judge(fake.before, wanted.verify(fake.machine)) is None
 
 
 def test_turbo_of_the_whole_machine_comes_before_that_of_a_policy(root: Path) -> None:
@@ -237,6 +252,32 @@ def test_the_nearest_clock_that_there_is(
     assert {(p.min_khz, p.max_khz) for p in policies} == {khz}
     said = wanted.judge(fake.before, wanted.verify(fake.machine))
     assert (said and (said.status, said.detail)) == (judged and ("clamped", judged))
+
+
+def test_a_lowest_clock_above_the_highest_that_stands_there_is_told(root: Path) -> None:
+    fake, wanted = Fake(root, "intel_pstate"), step(min="2GHz")
+    fake.apply(step(max="1GHz"))
+    assert fake.apply(wanted) == {"policy0-3 min kHz": "clamped (1000000)"}
+    assert wanted.judge(fake.before, wanted.verify(fake.machine)) == Judged(
+        "clamped", "policy0-3 min: the highest clock is 1 GHz", "1 GHz", "give `max`, too"
+    )
+
+
+def test_a_clock_that_is_not_there_is_told_before_the_run(root: Path) -> None:
+    fake = Fake(root, "intel_pstate")
+    (check,) = step(max="99GHz").checks(fake.machine)
+    said = ("policy0-3 max: 99 GHz is not there, the nearest is 4.8 GHz", "write 4.8 GHz into the plan")
+    assert (check.verdict, check.message, check.fix) == ("warn", *said)
+
+
+def test_a_clock_that_only_some_processors_reach(root: Path) -> None:
+    fake, wanted = Fake(root, "intel_pstate"), step(max="2GHz")
+    for number in (2, 3):
+        (fake.place / f"cpufreq/policy{number}/cpuinfo_max_freq").write_text("1200000\n")
+    said = wanted.judge(wanted.before(fake.machine), wanted.before(fake.machine))
+    assert said and (said.status, said.detail) == ("clamped", "policy2-3: 1.2 GHz")
+    fix = "give lowest, base or highest, or bind the program to the CPUs that reach it (affinity: cpus: 0-1)"
+    assert said.fix == fix
 
 
 @pytest.mark.parametrize("clock", ["1GHz", "4GHz"])
@@ -326,6 +367,7 @@ def test_idle_states_that_another_setting_lets_in_are_told(root: Path) -> None:
     fake.apply(wanted)
     said = wanted.judge(fake.before, wanted.verify(fake.machine))
     assert said and said.status == "drifted"
+    assert said.reason == "the kernel allows all idle states, not only those of 1 µs or less"
     (root / "dev/cpu_dma_latency").write_bytes(b"\1\0\0\0")
     assert wanted.judge(fake.before, wanted.verify(fake.machine)) is None
 
@@ -358,6 +400,7 @@ def test_a_clock_that_is_not_held_is_told(root: Path, mhz: list[float], reason: 
     assert seen == {"busy_cores": 1, "readings": 3, "min_mhz": min(mhz), "median_mhz": mhz[1] if reason else 2000,
                     "max_mhz": max(mhz)}  # fmt: skip
     assert (said and (said.status, said.reason)) == (reason and ("drifted", reason))
+    assert said is None or "env show" in str(said.fix)
 
 
 def test_turbo_that_is_there_although_it_was_turned_off_is_told(root: Path) -> None:
@@ -398,12 +441,23 @@ def test_the_knobs_of_a_machine(root: Path) -> None:
     assert Path(str(knobs["policy2 governor"].path)).read_text() == "powersave\n"
 
 
+def test_the_highest_clock_is_one_of_those_that_a_table_lists(root: Path) -> None:
+    knobs = {knob.name: knob for knob in CpuFrequency.knobs(Fake(root, "acpi-cpufreq").machine)}
+    assert (knobs["policy0 max"].value, knobs["policy0 max"].limits) == (
+        "4.35 GHz",
+        "2.2 GHz, 2.8 GHz, 3.5 GHz, 4.35 GHz",
+    )
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {},
         {"governor": "Performance!"},
+        {"governor": ["performance"]},
         {"min": "3GHz", "max": "2GHz"},
+        {"min": "highest", "max": "lowest"},
+        {"min": "base", "max": "lowest"},
         {"min": 2_000_000},
         {"max": "fast"},
         {"turbo": "off"},
@@ -415,6 +469,13 @@ def test_the_knobs_of_a_machine(root: Path) -> None:
 def test_what_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         step(**options)
+
+
+def test_a_misspelled_governor_is_told_with_what_was_meant() -> None:
+    with pytest.raises(ValidationError, match=r"Performance is no governor; did you mean performance\?"):
+        step(governor="Performance")
+    with pytest.raises(ValidationError, match=r"write performance, powersave, .* or conservative"):
+        step(governor="4")
 
 
 def test_it_is_written_as_it_is_read() -> None:

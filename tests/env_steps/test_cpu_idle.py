@@ -13,9 +13,11 @@ import pytest
 from fakes.proc import FakeProc
 from pydantic import ValidationError
 
+from orchestrator import resolve
 from orchestrator.env_steps.cpu_idle import CpuIdle
 from orchestrator.machine import Machine
 from orchestrator.model import Judged, Wait
+from orchestrator.planfile import plans
 
 ANNAS_UID = 4_000_000_001
 
@@ -75,7 +77,8 @@ def test_busy_cores_and_who_keeps_them_so(fake: FakeProc, meanwhile: Callable[..
     assert one.judge(seen, seen) == Judged(
         "failed",
         f"2 of 4 cores are busier than 60 %; pid 50 (user {ANNAS_UID}, python sweep.py --password=[redacted]) "
-        "190 % of a core, pid 1 (root, [init]) 10 % of a core",
+        "190 % of a core, pid 1 (root, [init]) 10 % of a core; in 25 % of the time some process waited for a core (3 "
+        "ready to run at the end)",
         fix="end or pause what keeps them busy, or wait for it: `wait: 10m`",
     )
     assert one.apply(seen) == (Wait(120.0, 1.0),)
@@ -103,7 +106,7 @@ def test_how_many_cores_may_be_busy(
 def test_idle_at_once_is_already_and_idle_later_applied(fake: FakeProc, meanwhile: Callable[..., list[float]]) -> None:
     one = step()
     meanwhile(busy=(1, 1, 1, 1), used={50: 4.0})
-    busy = one.before(fake.machine)
+    busy = one.look(fake.machine)
     meanwhile()
     idle = one.verify(fake.machine)
     assert one.judge(idle, idle) == Judged("already")
@@ -116,6 +119,42 @@ def test_only_the_cores_that_the_target_may_use(fake: FakeProc, meanwhile: Calla
     meanwhile(busy=(1, 0, 1, 0), used={50: 2.0})
     seen = step().look(fake.machine)
     assert (seen["cores_pct"], seen["busy_cores"]) == ({"1": 0.0, "3": 0.0}, 0)
+
+
+def bind(machine: Machine, option: str) -> None:
+    """As a run tells the machine of a plan that binds its program."""
+    plan = machine.path("plan.yaml")
+    plan.write_text(f"version: 1\nenvironment: [{{use: affinity, {option}}}]\ncollectors: [{{use: timing}}]\n")
+    resolve.tell(machine, resolve.without_command(plans.load(plan)))
+
+
+def test_only_the_cores_that_the_plan_binds_the_target_to(
+    fake: FakeProc, meanwhile: Callable[..., list[float]]
+) -> None:
+    bind(fake.machine, "cpus: 1-2")
+    meanwhile(busy=(1, 0, 0, 1), used={50: 2.0})
+    assert step().look(fake.machine)["cores_pct"] == {"1": 0.0, "2": 0.0}
+    fake.write("sys/devices/system/node/node1/cpulist", "2-3\n")
+    bind(fake.machine, "numa: 1")
+    assert step().look(fake.machine)["cores_pct"] == {"2": 0.0, "3": 100.0}
+
+
+@pytest.mark.parametrize(
+    ("busy", "used", "said"),
+    [
+        ((1, 0, 0, 0), 1.0, "1 of 4 cores is busier than 50 %; pid 50 (user 4000000001, python x) 100 % of a core"),
+        ((0.25,) * 4, 1.0, "pid 50 (user 4000000001, python x) 100 % of a core"),
+        ((0.1, 0.1, 0, 0), 0.2, None),
+    ],
+    ids=["one core", "wandering", "next to nothing"],
+)
+def test_what_is_idle_enough_but_not_idle_is_told(
+    fake: FakeProc, meanwhile: Callable[..., list[float]], busy: tuple[float, ...], used: float, said: str | None
+) -> None:
+    fake.process(50, "python", "python", "x", uid=ANNAS_UID)
+    meanwhile(busy=busy, used={50: used})
+    seen = step(of_cores="50%").look(fake.machine)
+    assert step(of_cores="50%").judge(seen, seen) == Judged("already", said)
 
 
 def test_a_target_that_runs_already_is_no_stranger(fake: FakeProc, meanwhile: Callable[..., list[float]]) -> None:
@@ -154,6 +193,8 @@ def test_time_that_a_hypervisor_took(fake: FakeProc, meanwhile: Callable[..., li
         ({"self/cgroup": "0::/a/b"}, None),
         ({"self/cgroup": "0::/a/b", "a/cpu.max": "100000 100000", "a/b/cpu.max": "max 100000"}, 1.0),
         ({"self/cgroup": "4:cpu,cpuacct:/a", "cpu/a/cpu.cfs_quota_us": "5", "cpu/a/cpu.cfs_period_us": "10"}, 0.5),
+        ({"self/cgroup": "nonsense", "cpu.max": "100000 0"}, None),
+        ({"self/cgroup": "4:cpu:/a", "cpu/a/cpu.cfs_quota_us": "5", "cpu/a/cpu.cfs_period_us": "0"}, None),
         ({"self/cgroup": "4:cpu:/a", "cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "10"}, None),
     ],
 )  # fmt: skip
@@ -187,10 +228,10 @@ def test_a_kernel_without_pressure_and_a_core_that_goes_offline(
 def test_without_any_figures_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.env_steps.cpu_idle.time.sleep", lambda _: None)
     one, machine = step(wait="5m"), Machine(root=tmp_path)
-    seen = one.before(machine)
+    seen = one.look(machine)
     said = "/proc/stat does not tell how busy the processors are"
     assert one.judge(seen, seen) == Judged("not_available", said)
-    assert one.apply(seen) == (Wait(0.0, 1.0),)
+    assert not one.may_pass(seen)
     assert [(check.verdict, check.message) for check in one.checks(machine)] == [("missing", said)]
 
 

@@ -70,7 +70,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
 def test_an_idle_gpu(driver: Driver) -> None:
     driver.has(IDLE)
     one = step(wait="5m", over="2s")
-    seen = one.before(driver.machine)
+    seen = one.look(driver.machine)
     assert driver.windows == [2.0]
     assert one.apply(seen) == (Wait(300.0, 1.0),)
     assert one.judge(seen, seen) == Judged("already")
@@ -85,7 +85,7 @@ def test_busy_without_any_process_as_inside_a_container(driver: Driver) -> None:
         "failed",
         "GPU 0: up to 78 % busy (5 % allowed), 814 MiB in use of processes that can't be seen from here (500 MiB "
         "allowed); the processes of others can't be listed from here",
-        fix="end what uses it, wait for it (`wait: 10m`), or let it be by name (`allow: [NAME]`)",
+        fix="wait for it (`wait: 10m`), or look on the host who it is: nvidia-smi, as root and outside of containers",
     )
     driver.has(IDLE, hidden=True)
     one = step()
@@ -115,6 +115,8 @@ def test_memory_of_who_may_stay_does_not_count(driver: Driver) -> None:
     driver.has(gpu(memory_used_bytes=900 * MIB, processes=(compute(9, 880, "python -m notebook"),)))
     assert driver.judged(allow=["notebook"]) is None
     assert driver.judged(allow=["nothing"]) is not None
+    left = driver.judged(allow=["notebook"], max_memory="10MiB")
+    assert left and left.reason == "GPU 0: 20 MiB in use beside those that may stay (10 MiB allowed)"
     assert driver.judged(max_memory="1GiB", allow=["^nothing"]) is not None, "it is there, however small"
 
 
@@ -149,9 +151,10 @@ def test_no_gpu_and_no_answer(driver: Driver, why_not: str | None, why_none: str
     """Case D25: a driver that does not answer is not asked again and again."""
     driver.answer, driver.selection = Look(why_not=why_not, silent=status == "failed"), Selection(why_none=why_none)
     one = step(wait="5m")
-    seen = one.before(driver.machine)
-    assert one.judge(seen, seen) == Judged(status, why_not or why_none)  # type: ignore[arg-type]
-    assert one.apply(seen) == (Wait(0.0, 1.0),)
+    seen = one.look(driver.machine)
+    fix = gpus.WAKE if status == "failed" else None
+    assert one.judge(seen, seen) == Judged(status, why_not or why_none, fix=fix)  # type: ignore[arg-type]
+    assert not one.may_pass(seen)
     assert [(check.verdict, check.message) for check in one.checks(driver.machine)] == [
         ("missing", why_not or why_none)
     ]
@@ -194,7 +197,7 @@ def played(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 def judged(**options: Any) -> Judged:
     one, machine = step(over="0.1s", **options), Machine()
-    seen = one.before(machine)
+    seen = one.look(machine)
     return one.judge(seen, seen) or Judged("applied")
 
 
@@ -229,7 +232,7 @@ def test_a_driver_that_hangs(played: FakeGpus, monkeypatch: pytest.MonkeyPatch) 
     """Case D25."""
     monkeypatch.setenv(gpus.LIMIT_VARIABLE, "1")
     played.set(nvml_hang=1, smi_hang=1)
-    assert judged(wait="5m") == Judged("failed", "no answer in 1 s")
+    assert judged(wait="5m") == Judged("failed", "no answer of the GPUs' driver in 1 s", fix=gpus.WAKE)
 
 
 def test_a_program_that_will_use_no_gpu(played: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,14 +260,14 @@ def test_a_display_server_and_how_to_stop_it(driver: Driver, manager: str | None
         driver.proc.process(69, manager, manager)
     driver.has(gpu(processes=(XORG,), display_active=True))
     one = step(wait="5m")
-    seen = one.before(driver.machine)
+    seen = one.look(driver.machine)
     judged = one.judge(seen, seen)
     assert judged and judged.status == "failed"
     assert judged.reason == "GPU 0: it draws for pid 70 (root, /usr/lib/xorg/Xorg :0, 60 MiB)"
     words = run.replace(" ", ", ")
     assert f"`systemctl {run}`" in (judged.fix or "")
     assert f"{{use: shell, run: [systemctl, {words}], undo: [systemctl, {undo}]}}" in (judged.fix or "")
-    assert one.apply(seen) == (Wait(0.0, 1.0),), "it does not go away by itself"
+    assert not one.may_pass(seen), "it does not go away by itself"
 
 
 def test_a_compositor_that_the_driver_does_not_list(driver: Driver) -> None:
@@ -285,7 +288,7 @@ def test_a_display_server_may_be_let_be(driver: Driver) -> None:
 def test_a_stranger_beside_a_display_server_is_worth_waiting_for(driver: Driver) -> None:
     driver.has(gpu(processes=(XORG, compute(9))))
     one = step(wait="5m")
-    assert one.apply(one.before(driver.machine)) == (Wait(300.0, 1.0),)
+    assert one.apply(one.look(driver.machine)) == (Wait(300.0, 1.0),)
 
 
 def test_a_process_of_both_kinds_is_told_once(driver: Driver) -> None:

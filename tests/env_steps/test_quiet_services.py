@@ -56,7 +56,7 @@ def running(one: QuietServices, machine: Machine) -> list[tuple[str, int]]:
 
 def test_daemons_at_rest_are_no_noise(fake: FakeProc, meanwhile: Callable[..., None]) -> None:
     one = step(wait="5m")
-    seen = one.before(fake.machine)
+    seen = one.look(fake.machine)
     assert seen == {"running": [], "processes": 6, "notes": [], "soon": []}
     assert one.judge(seen, seen) == Judged("already")
     assert one.apply(seen) == (Wait(300.0, 1.0),)
@@ -66,7 +66,7 @@ def test_a_daemon_counts_while_it_works(fake: FakeProc, meanwhile: Callable[...,
     fake.write("proc/21/cgroup", "1:cpu:/elsewhere\n0::/system.slice/snapd.service\n")
     meanwhile(used={21: 0.4})
     one = step()
-    busy = one.before(fake.machine)
+    busy = one.look(fake.machine)
     assert one.judge(busy, busy) == Judged(
         "failed",
         "at work now: package update: pid 21 (root, /usr/lib/snapd/snapd) 40 % of a core",
@@ -189,7 +189,7 @@ def test_timers_of_the_next_hour(
     listed = [{"unit": unit, "next": at * 10**6, "left": 1} for unit, at in due.items()]
     systemctl(json.dumps([*listed, {"unit": "never.timer", "next": None}, "what"]))
     one = step()
-    seen = one.before(fake.machine)
+    seen = one.look(fake.machine)
     assert seen["soon"] == [{"timer": "apt-daily.timer", "in_s": 720}]
     assert one.judge(seen, one.verify(fake.machine)) == Judged(
         "already",
@@ -204,7 +204,7 @@ def test_a_systemctl_without_json(
     fake: FakeProc, meanwhile: Callable[..., None], systemctl: Callable[[str], None], text: str
 ) -> None:
     systemctl(text)
-    assert step().before(fake.machine)["soon"] == []
+    assert step().look(fake.machine)["soon"] == []
 
 
 # ---------------------------------------------------------------- where nothing can be seen
@@ -213,14 +213,14 @@ def test_a_systemctl_without_json(
 def test_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.env_steps.quiet_services.time.sleep", lambda _: None)
     one, machine = step(), Machine(root=tmp_path / "nowhere")
-    seen = one.before(machine)
+    seen = one.look(machine)
     assert one.judge(seen, seen) == Judged("not_available", "/proc does not list the processes of this machine")
     assert [check.verdict for check in one.checks(machine)] == ["missing"]
 
 
 def test_what_hides_is_said(fake: FakeProc, meanwhile: Callable[..., None]) -> None:
     fake.ends(1)
-    seen = step().before(fake.machine)
+    seen = step().look(fake.machine)
     assert step().judge(seen, seen) == Judged(
         "already", "processes of other users can't be seen from here (/proc is mounted with hidepid)"
     )
@@ -229,7 +229,7 @@ def test_what_hides_is_said(fake: FakeProc, meanwhile: Callable[..., None]) -> N
 def test_this_machine() -> None:
     one = step(over="0.1s")
     assert one.checks(Machine()) == []
-    seen = one.before(Machine())
+    seen = one.look(Machine())
     assert json.loads(json.dumps(seen)) == seen
     assert one.judge(seen, seen) is not None
 

@@ -9,7 +9,6 @@ from pydantic import ValidationError
 
 from orchestrator.env_steps.env import Env
 from orchestrator.env_steps.seeds import Seeds
-from orchestrator.environment import merge
 from orchestrator.model import Child
 
 
@@ -60,7 +59,7 @@ def test_what_is_not_wanted_is_left_alone() -> None:
 
 def test_it_goes_together_with_what_others_want() -> None:
     seeds, env = step(seed=37).child(), Env.model_validate({"unset": ["PYTHONHASHSEED"]}).child()
-    merged = merge(merge(Child(inject={"torch": {"stacks": True}}), seeds), env)
+    merged = Child(inject={"torch": {"stacks": True}}).then(seeds).then(env)
     assert merged.inject == {"torch": {"stacks": True}, **seeds.inject}
     assert merged.set == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 

@@ -70,7 +70,7 @@ def test_the_sensors_of_processors(tmp_path: Path, files: dict[str, object], fou
 def test_it_waits_until_all_is_cool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = (Gpu(0, "GPU-0", temperature_c=71), Gpu(1, "GPU-1", temperature_c=50))
     monkeypatch.setattr(gpus, "look", lambda _machine: Look(made))
-    monkeypatch.setattr(gpus, "selected", lambda found, _env: Selection(found.gpus))
+    monkeypatch.setattr(gpus, "of_target", lambda found, _machine: Selection(found.gpus))
     machine = write(tmp_path, chip(0, "coretemp", Package_id_0=65250))
     one = step(gpu="50C", cpu="60 °C", wait="5m")
     hot = one.before(machine)
@@ -88,8 +88,8 @@ def test_it_waits_until_all_is_cool(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     made = (Gpu(0, "GPU-0", temperature_c=49), made[1])
     cool = one.look(write(tmp_path, chip(0, "coretemp", Package_id_0=59000)))
-    assert one.judge(hot, cool) == Judged("applied", "GPU 0 49 °C, GPU 1 50 °C, Package id 0 59 °C")
-    assert one.judge(cool, cool) == Judged("already", "GPU 0 49 °C, GPU 1 50 °C, Package id 0 59 °C")
+    assert one.judge(hot, cool) == Judged("applied", "GPU 0: 49 °C, GPU 1: 50 °C, Package id 0: 59 °C")
+    assert one.judge(cool, cool) == Judged("already", "GPU 0: 49 °C, GPU 1: 50 °C, Package id 0: 59 °C")
     assert step(gpu=50, wait=0).judge(hot, hot) == Judged(
         "failed", "GPU 0 is at 71 °C, wanted 50 °C", fix="wait longer (`wait: 10m`) or ask for less"
     )
@@ -98,14 +98,14 @@ def test_it_waits_until_all_is_cool(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_what_can_not_be_read_is_told_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     silent = Gpu(0, "GPU-0", errors={"temperature_c": "[N/A]"})
     monkeypatch.setattr(gpus, "look", lambda _machine: Look((silent, Gpu(1, "GPU-1", temperature_c=40))))
-    monkeypatch.setattr(gpus, "selected", lambda found, _env: Selection(found.gpus))
+    monkeypatch.setattr(gpus, "of_target", lambda found, _machine: Selection(found.gpus))
     one, machine = step(gpu=50, cpu=60), Machine(root=tmp_path)
     seen = one.before(machine)
     gpu = Cannot("GPU 0", "not_available", "GPU 0: temperature unknown: [N/A]")
     why = "no sensor of the processors below /sys/class/hwmon or /sys/class/thermal"
     cpu = Cannot("CPU", "not_available", f"CPU: temperature unknown: {why}")
     assert one.apply(seen) == (gpu, cpu, Wait(300.0, 2.0))
-    assert one.judge(seen, seen) == Judged("already", "GPU 1 40 °C")
+    assert one.judge(seen, seen) == Judged("already", "GPU 1: 40 °C")
     assert [(check.verdict, check.message) for check in one.checks(machine)] == [
         ("missing", gpu.reason),
         ("missing", cpu.reason),
@@ -114,10 +114,10 @@ def test_what_can_not_be_read_is_told_by_part(tmp_path: Path, monkeypatch: pytes
 
 def test_a_driver_that_does_not_answer_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "look", lambda _machine: Look(why_not="no answer in 10 s", silent=True))
-    monkeypatch.setattr(gpus, "selected", lambda _found, _env: Selection())
+    monkeypatch.setattr(gpus, "of_target", lambda _found, _machine: Selection())
     one = step(gpu=50)
     (cannot,) = one.apply(one.before(Machine(root=tmp_path)))
-    assert cannot == Cannot("GPU", "failed", "GPU: temperature unknown: no answer in 10 s")
+    assert cannot == Cannot("GPU", "failed", "GPU: temperature unknown: no answer in 10 s", fix=gpus.WAKE)
 
 
 def test_only_what_is_wanted_is_read(tmp_path: Path) -> None:

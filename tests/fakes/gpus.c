@@ -341,6 +341,7 @@ static int change(int g, const char *option, const char *value) {
   if (!strcmp(option + 2, "mc")) { what = "Setting locked Memory clocks"; of = "lmc_way"; }
   const char *way = get(g, strcmp(option, "-pm") ? of : "pm_way");
   if (!strcmp(way, "hang")) hang();
+  if (!strcmp(way, "unsupported") && !strcmp(option, "-pm")) { printf("Unable to set persistence mode for GPU %s: Not Supported\nTreating as warning and moving on.\n", pci); return 0; }
   if (!strcmp(way, "unsupported")) { printf("%s is not supported for GPU %s.\nTreating as warning and moving on.\n", what, pci); return 0; }
   if (!allowed() || !strcmp(way, "refuse")) {
     if (!strcmp(option, "-pm")) printf("Unable to set persistence mode for GPU %s: Insufficient Permissions\n", pci);

@@ -288,6 +288,31 @@ def test_a_narrow_window_scrolls_only_inside_its_parts(page: Browser) -> None:
     assert int(page.js("document.querySelector('[data-graph]').dataset.drawn")) > 50
 
 
+@pytest.mark.parametrize("width", [360, 600, 900, 1024, 1280, 1400])
+def test_every_section_can_be_reached_from_the_bar(page: Browser, width: int) -> None:
+    """Where the links do not fit they fade out at the side where there are more."""
+    page.resize(width, 800)
+    settle(page)
+    nav, links = "document.querySelector('.bar nav')", "[...document.querySelectorAll('.bar nav a')]"
+    assert page.js(f"{links}.length") >= 15
+    more = "['more-before', 'more-after'].map(name => nav.classList.contains(name))"
+    assert page.js(f"(nav => nav.scrollWidth > nav.clientWidth + 1)({nav})") is (width < 1280)
+    assert page.js(f"(nav => {more})({nav})") == [False, width < 1280]
+    for number in range(page.js(f"{links}.length")):
+        page.js(f"{links}[{number}].scrollIntoView({{behavior: 'instant', inline: 'center', block: 'nearest'}})")
+        found = "(a => { const r = a.getBoundingClientRect();"
+        found += " return document.elementFromPoint(r.left + r.width / 2, r.top + 12) === a; })"
+        assert page.js(f"{found}({links}[{number}])"), number
+    settle(page)
+    assert page.js(f"(nav => {more})({nav})") == [width < 1280, False]
+
+
+def test_the_bar_follows_the_section_that_is_read(page: Browser) -> None:
+    page.resize(600, 800)
+    page.js("document.getElementById('files').scrollIntoView({behavior: 'instant'})")
+    until(lambda: page.js("document.querySelector('.bar nav').scrollLeft") > 100)
+
+
 def test_everything_that_can_be_used_has_a_name_and_its_place_in_the_tab_order(page: Browser) -> None:
     nodes = page.call("Accessibility.getFullAXTree")["nodes"]
     usable = [

@@ -135,6 +135,43 @@ def test_env_restore(place: Place) -> None:
     assert unknown.code == 2
 
 
+def test_what_a_dead_run_has_left_running_is_named_and_ended_by_env_restore(place: Place) -> None:
+    """Owner and keeper are killed; the target and its child in a session of its own run on."""
+    run = place.running(place.plan, "--", "sh", "-c", f"setsid {place.sleep} & exec {place.sleep}")
+    until(lambda: len(processes(f"^{place.sleep}")) == 2)
+    pids = processes(f"^{place.sleep}")
+    for pid in (*place.keepers(run.pid), run.pid):
+        os.kill(pid, signal.SIGKILL)
+    run.wait()
+    plain = write_plan(place.path, "{use: timing, warmup: 0, repeats: 1}", report="{formats: []}")
+    for told in (True, False):
+        result = profrun(plain, "--", "true", cwd=place.path, env=place.env)
+        assert (
+            "a run that was killed has left running: " in result.stderr and "profrun env restore test-" in result.stderr
+        )
+        assert all(f"pid {pid}: {place.sleep}" in result.stderr for pid in pids)
+        assert ("had left 4 settings: restored" in result.stderr) is told, "that is told once"
+        assert place.is_as_before() and processes(f"^{place.sleep}") == pids
+    done = profrun("env", "restore", cwd=place.path, env=place.env)
+    assert done.code == 0 and "ended what a run that was killed had left running: " in done.stdout
+    assert all(f"pid {pid}: {place.sleep}" in done.stdout for pid in pids)
+    assert processes(f"^{place.sleep}") == [] and list((place.path / "state").glob("journal-*")) == []
+
+
+def test_env_restore_ends_nothing_that_was_attached_to(place: Place) -> None:
+    target = subprocess.Popen([sys.executable, "-c", f"import time\nwhile True: time.sleep(0.01)  # {place.sleep}"])
+    run = place.start(place.write_plan(place.path, "{use: monitor}"), "--pid", str(target.pid))
+    until(lambda: processes(Path("sampler"), str(target.pid)))
+    for pid in (*place.keepers(run.pid), run.pid):
+        os.kill(pid, signal.SIGKILL)
+    run.wait()
+    done = profrun("env", "restore", cwd=place.path, env=place.env)
+    assert done.code == 0 and place.is_as_before()
+    assert processes(Path("sampler"), str(target.pid)) == [] and state(target.pid) in "RS"
+    target.kill()
+    target.wait()
+
+
 def test_two_runs_that_want_the_same(place: Place) -> None:
     run = place.running(place.plan, "--", *place.sleep.split())
     second = profrun(place.plan, "--", "true", cwd=place.path, env=place.env)
@@ -168,6 +205,28 @@ def test_what_is_attached_to_is_neither_ended_nor_left_stopped(place: Place) -> 
     assert place.is_as_before()
     target.kill()
     target.wait()
+
+
+def test_a_time_out_ends_no_command_of_a_profrun_in_the_target(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, "{use: timing, warmup: 0, repeats: 1}", report="{formats: []}")
+    sleep = f"sleep {unmistakable(705)}"
+    undo = f"PROFRUN_RUN=inner/undo-0. setsid sh -c 'until [ -e {tmp_path}/ended ]; do sleep 0.1; done; touch undone'"
+    result = profrun("--timeout", "1s", plan, "--", "sh", "-c", f"{undo} & exec {sleep}", cwd=tmp_path)
+    assert result.code == 124 and processes(f"^{sleep}") == []
+    (tmp_path / "ended").touch()
+    until(lambda: (tmp_path / "undone").exists())
+
+
+def test_a_profrun_in_the_target_puts_back_what_it_has_changed(place: Place) -> None:
+    """The outer one is killed: its keeper lets the inner one come to its end."""
+    (place.path / "outer").mkdir()
+    plan = write_plan(place.path / "outer", "{use: timing, warmup: 0, repeats: 1}", report="{formats: []}")
+    outer = place.running(plan, "--", *command(place.plan, "--", *place.sleep.split()))
+    outer.kill()
+    outer.wait()
+    until(lambda: not list((place.path / "state").glob("journal-*")))
+    assert place.is_as_before() and knobs.bell(place.cpu) == ["on", "off"]
+    until(lambda: not processes(f"^{place.sleep}"))
 
 
 # ---------------------------------------------------------------- other users

@@ -314,6 +314,12 @@ def test_each_step_of_the_environment_is_a_line() -> None:
     ]
 
 
+def test_what_is_to_be_known_of_what_was_put_back_is_said() -> None:
+    shown, out = plain()
+    shown.put_back([replace(LOCKED, restored=True)], "GPU 0-1 graphics: reset, former lock unknown")
+    assert out.getvalue() == "environment   machine put back; GPU 0-1 graphics: reset, former lock unknown\n"
+
+
 def test_what_is_not_put_back_is_said_even_in_quiet() -> None:
     shown, out = plain(quiet=True)
     shown.step_ends(LOCKED)

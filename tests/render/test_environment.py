@@ -144,3 +144,28 @@ def test_of_who_was_there_the_latest_look_counts(report: Report) -> None:
     (row,) = environment.rows(replace(report, environment=(looked,)))
     assert [(seen.name, seen.columns) for seen in row.seen] == [("top", ("PID", "user", "unit"))]
     assert row.seen[0].rows == (("1", "bob", ""), ("2", "ada", "x.service"))
+
+
+def test_clocks_are_written_as_people_write_them() -> None:
+    parts = tuple(
+        Part(f"policy{n} max kHz", "clamped", "2000000", "4800000", "1000000", detail="1000000") for n in range(4)
+    )
+    step = StepRecord("cpu_frequency", "clamped", detail="1000000", parts=parts)
+    assert environment.status(step) == "clamped (1 GHz)"
+    assert environment.outline(step) == "policy0-3 max 1 GHz"
+    (setting,) = environment.fold(parts)
+    assert (setting.wanted, setting.course, setting.status) == ("2 GHz", "4.8 GHz → 1 GHz", "clamped (1 GHz)")
+    assert environment.pairs({"policy0": {"min_khz": 800000}}) == (("policy0 min", "800 MHz"),)
+
+
+def test_of_gpus_what_changes_is_shown() -> None:
+    gpu = {
+        "gpu": 0,
+        "uuid": "GPU-1",
+        "pci": "01:00.0",
+        "name": "H200",
+        "busy": False,
+        "sm_mhz": 1830,
+        "persistence": True,
+    }
+    assert environment.pairs({"gpus": {"GPU-1": gpu}}) == (("GPU 0 sm", "1830 MHz"), ("GPU 0 persistence", "yes"))

@@ -255,7 +255,7 @@ def test_settings_that_were_not_put_back_stand_out(page: Page) -> None:
 def test_a_step_shows_what_was_wanted_read_and_left(page: Page) -> None:
     assert "clamped (1530 MHz) gpu_clocks graphics: 1600MHz, persistence: yes put back GPU 0-1 graphics" in page.text
     assert "Setting Status GPU 0 persistence already (on) GPU 1 persistence applied GPU 0-1 graphics 2×" in page.text
-    assert "during GPU 0-1 samples 40 GPU 0-1 held down sw power cap 0.25 GPU 0-1 graphics wanted 1530 MHz" in page.text
+    assert "during GPU 0-1 samples 40 GPU 0-1 held down sw power cap 25 % GPU 0-1 graphics wanted 1530 MHz" in page.text
     assert "before GPU 0-1 graphics 210 MHz GPU 0-1 max graphics 1980 MHz set GPU 0-1 graphics 1530 MHz" in page.text
     assert "policy0-15 governor 16× applied performance powersave performance powersave" in page.text
     assert "Each of the 33 settings" in page.text and "policy15 governor applied performance" in page.text

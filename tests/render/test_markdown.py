@@ -131,3 +131,12 @@ def test_code_and_prose_show_any_name_as_it_is(name: str) -> None:
     shown = markdown.view.visible(name)
     assert [t.content for t in found[0].children or ()] == [shown]
     assert "".join(t.content for t in found[1].children or ()) == shown
+
+
+def test_of_much_that_was_read_whole_values_are_shown_and_the_rest_is_counted() -> None:
+    texts = [f"GPU {n} graphics 1830 MHz" for n in range(40)]
+    told = markdown._some(texts)
+    assert told.startswith("GPU 0 graphics 1830 MHz, GPU 1 graphics 1830 MHz, ")
+    shown = told.count("MHz")
+    assert told.endswith(f"1830 MHz, and {40 - shown} more") and len(told) < 330
+    assert markdown._some(texts[:2]) == ", ".join(texts[:2])

@@ -90,6 +90,7 @@
     };
     addEventListener("hashchange", open);
     open();
+    const nav = bar();
     const links = new Map(every(".bar nav a").map((a) => [a.hash.slice(1), a]));
     const visible = new Set();
     const observer = new IntersectionObserver((entries) => {
@@ -99,8 +100,29 @@
         if (id === current) link.setAttribute("aria-current", "true");
         else link.removeAttribute("aria-current");
       }
+      const now = links.get(current);
+      if (now) nav.scrollLeft = now.offsetLeft - nav.offsetLeft - (nav.clientWidth - now.offsetWidth) / 2;
     }, { rootMargin: "-140px 0px -50% 0px" });
     for (const id of links.keys()) observer.observe(document.getElementById(id));
+  }
+
+  // The bar's links, where they do not fit: they fade out where there are more, and the wheel moves them.
+  function bar() {
+    const nav = find(".bar nav");
+    const room = () => nav.scrollWidth - nav.clientWidth;
+    const hint = () => {
+      nav.classList.toggle("more-before", nav.scrollLeft > 1);
+      nav.classList.toggle("more-after", nav.scrollLeft < room() - 1);
+    };
+    nav.addEventListener("scroll", hint, { passive: true });
+    nav.addEventListener("wheel", (event) => {
+      if (event.deltaX || room() < 1) return;
+      event.preventDefault();
+      nav.scrollLeft += event.deltaY;
+    }, { passive: false });
+    new ResizeObserver(hint).observe(nav);
+    hint();
+    return nav;
   }
 
   // ---- Tables ----
