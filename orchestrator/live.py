@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import select
@@ -59,6 +60,8 @@ AGENTS_S = 1.0
 """How long the agents of a tool may stay after it has ended."""
 OUT_OF_OURS_S = 0.02
 """A target that has just told us that its window is over gets that long to leave our part of it."""
+UNSEEN_S = 10.0
+"""A target that was never seen under its tool is taken to have ended when that much more than its time has passed."""
 LET_GO_S = 15.0
 """At the end of a window in steps: how long the target waits for the tools to let go of it, and a rank for others."""
 BY_ITSELF_S = 1.0
@@ -500,16 +503,29 @@ class LivePass:
 
     def _watch_inner(self, tool_pid: int) -> None:
         """Finds the target under its tool, and gives the tool its flush time once the target has ended."""
-        now = time.monotonic()
+        now, flush_s = time.monotonic(), max(m.collector.flush for m in self.members)
         if self.inner.pid is None:
             self.inner.pid, self.inner.found_at = self._find_inner(tool_pid), now
         elif self.inner.gone_at is None:
             self.inner.gone_at = None if process.alive(self.inner.pid) else now
-        elif now > self.inner.gone_at + max(m.collector.flush for m in self.members) and self._ladder is None:
-            self.notes.append(
-                f"the tool had not ended {now - self.inner.gone_at:.0f} s after the target and was stopped"
-            )
-            self._ladder = Ladder(STOP_LADDER)
+        if self._ladder is not None:
+            return
+        if self.inner.gone_at is not None and now > self.inner.gone_at + flush_s:
+            self._stop_tool(f"the tool had not ended {now - self.inner.gone_at:.0f} s after the target")
+        elif self.inner.pid is None and self._elapsed_s() > flush_s + self._unseen_limit_s():
+            self._stop_tool(f"the tool had not ended after {self._elapsed_s():.0f} s, and the target was never seen")
+
+    def _unseen_limit_s(self) -> float:
+        """How long a target may go on that was never seen under its tool: it has most likely ended before the first
+        look, but its program may also have been replaced by another."""
+        if self.context.bare_wall_s is None:
+            return math.inf
+        expected_s = self.context.bare_wall_s * math.prod(m.collector.slowdown for m in self.members)
+        return UNSEEN_S + 10 * expected_s
+
+    def _stop_tool(self, why: str) -> None:
+        self.notes.append(f"{why}: it was stopped")
+        self._ladder = Ladder(STOP_LADDER)
 
     def _find_inner(self, root: int) -> int | None:
         """The first descendant that runs the target's own command line (a script's interpreter may stand before it)."""
