@@ -236,7 +236,8 @@ def test_a_plan_without_what_it_needs(write: Any, text: str, problem: str) -> No
         ("environment: [{use: env, set: {A: 1}, unset: [A]}]", "environment[0]: both sets and unsets A"),
         (
             "environment: [{use: evn}]",
-            "environment[0].use: evn is no environment step (did you mean env? known: env, seeds, shell)",
+            "environment[0].use: evn is no environment step (did you mean env? known: affinity, cpu_frequency, "
+            "cpu_idle, drop_caches, env, gpu_clocks, gpu_idle, quiet_services, seeds, shell, wait_cool)",
         ),
         (
             "environment: [{use: shell, run: ls -l}]",
