@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -99,7 +99,7 @@ class Export:
     _cache: dict[tuple[str, str], Ints] = field(default_factory=dict)
     _encoded: dict[str, tuple[Codes, dict[str, Ints]]] = field(default_factory=dict)
 
-    _lock: Lock = field(default_factory=Lock)
+    _lock: RLock = field(default_factory=RLock)
 
     def __post_init__(self) -> None:
         asked = "SELECT name, rootpage, sql FROM sqlite_master WHERE type IN ('table', 'view')"
@@ -160,9 +160,9 @@ class Export:
         terms = _terms(where)
         if terms is None:
             return self._asked(table, columns, where)
-        self._fill(table, *columns, *(column for column, _ in terms))
-        chosen = self._chosen(table, terms)
-        return tuple(self._column(table, column)[chosen] for column in columns)
+        held = self._held(table, *columns, *(column for column, _ in terms))
+        chosen = _chosen(held, terms)
+        return tuple(held[column][chosen] for column in columns)
 
     def encode(self, table: str, columns: Sequence[str], beside: Sequence[str] = ()) -> None:
         """Reads these columns, of which there are few combinations in many rows, and those `beside`, all at once and
@@ -187,9 +187,17 @@ class Export:
             return np.empty(0, np.int32), tuple(np.empty(0, np.int64) for _ in columns)
         codes, found = self._encoded[table]
         terms = _terms(where) or ()
-        self._fill(table, *(column for column, _ in terms))
+        held = self._held(table, *(column for column, _ in terms))
+        if any(len(values) != len(codes) for values in held.values()):
+            raise ValueError(f"the rows of {table} are damaged: its columns do not belong together")
         lacking = np.full(max(map(len, found.values()), default=0), MISSING)
-        return codes[self._chosen(table, terms)], tuple(found.get(column, lacking) for column in columns)
+        return codes[_chosen(held, terms)], tuple(found.get(column, lacking) for column in columns)
+
+    def _held(self, table: str, *columns: str) -> dict[str, Ints]:
+        """These columns, of the same rows, whatever another thread reads meanwhile."""
+        with self._lock:
+            self._fill(table, *columns)
+            return {column: self._column(table, column) for column in columns}
 
     def _fill(self, table: str, *columns: str) -> None:
         """Sees to it that these columns are kept; two threads that want the same do not both read it."""
@@ -199,7 +207,20 @@ class Export:
             here = [column for column in wanted if column in found]
             self._keep(table, here, [found[column][codes] for column in here])
             rest = [column for column in wanted if column not in found]
-            self._keep(table, rest, self._read(table, rest) if rest else ())
+            if rest:
+                self._keep(table, *self._alike(table, rest))
+
+    def _alike(self, table: str, columns: list[str]) -> tuple[list[str], Sequence[Ints]]:
+        """These columns as they are read; of a damaged table another reading may reach other rows than an earlier one
+        has, and then all are read anew, together. Raises ValueError where that can't be."""
+        found = self._read(table, columns)
+        kept = {name: len(values) for (owner, name), values in self._cache.items() if owner == table}
+        if all(length == len(found[0]) for length in kept.values()):
+            return columns, found
+        if table in self._encoded:
+            raise ValueError(f"the rows of {table} are damaged: its columns do not belong together")
+        together = [*kept, *columns]
+        return together, self._read(table, together)
 
     def _keep(self, table: str, columns: Sequence[str], found: Sequence[Ints]) -> None:
         for column, values in zip(columns, found, strict=True):
@@ -218,12 +239,6 @@ class Export:
             return kept[0] if kept else 0
         self._fill(table, some := min(self.columns[table]))
         return len(self._cache[table, some])
-
-    def _chosen(self, table: str, terms: Sequence[_Term]) -> Any:
-        """What to index the table's columns with: all of them, or a mask."""
-        masks = [test(self._column(table, column)) for column, test in terms]
-        mask = np.logical_and.reduce(masks) if masks else None
-        return slice(None) if mask is None or mask.all() else mask
 
     @property
     def _pages(self) -> Pages:
@@ -358,6 +373,13 @@ _TERM = re.compile(
     r"(?P<null>\w+) IS NOT NULL|(?P<equal>\w+) = (?P<number>-?\d+)|(?P<among>\w+) IN \((?P<numbers>[-\d, ]+)\)"
     r"|(?P<between>\w+) BETWEEN (?P<low>-?\d+) AND (?P<high>-?\d+)|1"
 )
+
+
+def _chosen(held: Mapping[str, Ints], terms: Sequence[_Term]) -> Any:
+    """What to index a table's columns with: all of them, or a mask."""
+    masks = [test(held[column]) for column, test in terms]
+    mask = np.logical_and.reduce(masks) if masks else None
+    return slice(None) if mask is None or mask.all() else mask
 
 
 def _terms(where: str) -> list[_Term] | None:

@@ -10,7 +10,7 @@ import shutil
 import sqlite3
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
@@ -649,3 +649,20 @@ def test_conditions_mean_what_they_mean_in_sql(tmp_path: Path, where: str) -> No
         expected = export.db.execute(f"SELECT start, nameId FROM OSRT_API WHERE {where}").fetchall()
         assert list(zip(*(column.tolist() for column in found), strict=True)) == expected
         assert 0 < len(expected) <= 20
+
+
+def test_columns_that_readings_of_a_damaged_table_give_unlike_are_read_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = STRINGS + "CREATE TABLE T (a INT, b INT); INSERT INTO T VALUES (1, 10), (2, 20), (3, 30);"
+    with nsys_export.opened(make(tmp_path / "x.sqlite", script)) as export:
+        real = export._read
+
+        def reaching_less(table: str, columns: Sequence[str]) -> Sequence[Any]:
+            found = real(table, columns)
+            return found if list(columns) == ["a"] else [column[:2].copy() for column in found]
+
+        monkeypatch.setattr(export, "_read", reaching_less)
+        assert [list(column) for column in export.ints("T", "a")] == [[1, 2, 3]]
+        assert [list(column) for column in export.ints("T", "a", "b", where="a = 2")] == [[2], [20]]
+        assert [list(column) for column in export.ints("T", "a", "b")] == [[1, 2], [10, 20]]
