@@ -195,6 +195,8 @@ class Inner:
     pid: int | None = None
     found_at: float = 0.0
     gone_at: float | None = None
+    last_at: float | None = None
+    """When anything was last seen under the tool, where the target itself was not found."""
     outlived: bool = False
     """It went on when the tool had died; its exit status then is ours to take, as the nearest ancestor left."""
     exit: Exit | None = None
@@ -512,16 +514,24 @@ class LivePass:
             return
         if self.inner.gone_at is not None and now > self.inner.gone_at + flush_s:
             self._stop_tool(f"the tool had not ended {now - self.inner.gone_at:.0f} s after the target")
-        elif self.inner.pid is None and self._elapsed_s() > flush_s + self._unseen_limit_s():
-            self._stop_tool(f"the tool had not ended after {self._elapsed_s():.0f} s, and the target was never seen")
+        elif self.inner.pid is None and self._elapsed_s() > self._unseen_limit_s():
+            if self.inner.last_at is None or self._strangers(tool_pid):
+                self.inner.last_at = now
+            elif now > self.inner.last_at + flush_s:
+                self._stop_tool(
+                    f"the tool had not ended after {self._elapsed_s():.0f} s, and the target was never seen"
+                )
 
     def _unseen_limit_s(self) -> float:
-        """How long a target may go on that was never seen under its tool: it has most likely ended before the first
-        look, but its program may also have been replaced by another."""
+        """After what time a target that was never seen under its tool has ended before the first look."""
         if self.context.bare_wall_s is None:
             return math.inf
         expected_s = self.context.bare_wall_s * math.prod(m.collector.slowdown for m in self.members)
         return UNSEEN_S + 10 * expected_s
+
+    def _strangers(self, tool_pid: int) -> set[int]:
+        """What runs under the tool and is not its own: the target may have become another program (env, exec)."""
+        return {*process.descendants(tool_pid), *self._marked()} - {tool_pid, *self._tools()}
 
     def _stop_tool(self, why: str) -> None:
         self.notes.append(f"{why}: it was stopped")

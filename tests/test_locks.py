@@ -186,7 +186,10 @@ def test_a_keeper_at_work_is_waited_for_unasked(monkeypatch: pytest.MonkeyPatch)
     first.sign({"pid": 2**22 + 1})
     monkeypatch.setattr(locks, "_holders", lambda _about: [2**22 + 1])
     monkeypatch.setattr(guard.time, "sleep", lambda _: first.release())
-    guard.Guard(Machine(), lambda text: None).hold(["gpu:A"], None, lambda: ())
+    said: list[str] = []
+    second = guard.Guard(Machine(), said.append)
+    second.hold(["gpu:A"], None, lambda: ())
+    assert said and Locks().take(["gpu:A"]), "it was waited for, and is then held"
 
 
 # ---------------------------------------------------------------- where they lie

@@ -290,11 +290,20 @@ def test_a_tool_that_is_slow_to_write_gets_its_time(tmp_path: Path) -> None:
 
 
 def test_a_tool_that_hangs_after_the_target_is_ended(tmp_path: Path) -> None:
-    plan = nsys_plan(tmp_path, RUN_TARGET + '"$@"; trap "" INT TERM; while :; do sleep 0.2; done')
+    plan = nsys_plan(tmp_path, RUN_TARGET + '"$@"; trap "" INT TERM; mkfifo "$0.fifo"; read x < "$0.fifo"')
     plan.write_text(plan.read_text().replace("flush: 1m", "flush: 1s"))
-    result = profrun(plan, "--", "true", cwd=tmp_path)
+    result = profrun(plan, "--", "true", cwd=tmp_path)  # it may have ended before anybody could see it
     assert result.code == 4
     assert processes(tmp_path / "nsys") == []
+
+
+def test_a_target_that_has_become_another_program_is_no_hanging_tool(tmp_path: Path) -> None:
+    plan = nsys_plan(tmp_path, RUN_TARGET + 'UNDER_TOOL=1 "$@"; echo x > "$out.nsys-rep"')
+    plan.write_text(plan.read_text().replace("flush: 1m", "flush: 1s"))
+    result = profrun(plan, "--", "env", "sh", "-c", '[ -z "$UNDER_TOOL" ] || sleep 14', cwd=tmp_path)
+    (under,) = [one for one in result.summary["passes"] if "nsys" in one["collectors"]]
+    assert under["wall_s"] >= 14, under["notes"]
+    assert [note for note in under["notes"] if "was stopped" in note] == []
 
 
 def test_a_tool_that_dies_around_the_target(tmp_path: Path) -> None:
