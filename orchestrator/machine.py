@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import folder, gpus, process
-from orchestrator.model import Tool, ToolProbe
+from orchestrator.model import Armed, Attached, Tool, ToolProbe
 from orchestrator.standalone import seize
 
 _CAPABILITIES = {"SYS_PTRACE": 19, "SYS_ADMIN": 21, "SYS_NICE": 23, "PERFMON": 38}
@@ -56,6 +56,10 @@ class Machine:
         """That the GPUs' driver has not answered within the limit, once it has not: it is not asked again."""
         self.target_pids: tuple[int, ...] = ()
         """The processes that are attached to; empty when profrun starts the target."""
+        self.attached: tuple[Attached, ...] = ()
+        """Those with all that they have started, as found before the run."""
+        self.armed: Armed | None = None
+        """Where they are of a program that waits to be woken."""
         self.target_cpus: tuple[int, ...] = ()
         """The CPUs that the plan binds the target to; empty when to none."""
 

@@ -124,6 +124,51 @@ class SeenPython:
 
 
 @dataclass(frozen=True)
+class Attached:
+    """A process that ran before profrun came to look at it, as it was found and as it was left.
+
+    A rank's process and what it has started, as far as that is no rank of its own, are one *family*: tools that can't
+    tell processes apart look at each family by itself. What belongs to no rank is the family of the named process."""
+
+    pid: int
+    argv: tuple[str, ...]
+    lead: int
+    """The pid of its family's first process."""
+    is_python: bool = False
+    is_top_python: bool = False
+    """It has no Python above it within its family."""
+    wrapper: str | None = None
+    """What it is where it only starts the program proper: `conda run`, `uv run`, `torchrun` ..."""
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+    """As its launcher has put them into its environment; None where that can't be read, or says nothing."""
+    state_before: str | None = None
+    """The kernel's letter: R, S, D, T, t ..."""
+    tracer_before: int = 0
+    """The pid of the process that traced it already; 0 for none."""
+    state_after: str | None = None
+    """Likewise, when the last tool had gone; None: it had ended."""
+    tracer_after: int = 0
+
+
+@dataclass(frozen=True)
+class Armed:
+    """A program that was started with `profrun arm` and waits to be woken."""
+
+    folder: str
+    """Absolute; the settings of our part inside, and one socket for each process that has one (`<pid>.sock`)."""
+    pid: int
+    """The program's first process."""
+    session: str | None = None
+    """nsys's session, where it was started with one."""
+    nsys: str | None = None
+    """The path of the nsys that it was started under."""
+    tmpdir: str | None = None
+    """The TMPDIR it was started with: nsys finds its sessions there."""
+
+
+@dataclass(frozen=True)
 class TargetRun:
     """One run of the target as measured by profrun itself. Times: ns since the Unix epoch, seconds for durations."""
 
@@ -144,6 +189,8 @@ class TargetRun:
     killed: tuple[Process, ...] = ()
     pythons: tuple[SeenPython, ...] = ()
     """The top-most Python processes, as far as they lived long enough to be seen."""
+    attached: tuple[Attached, ...] = ()
+    """The processes that were looked at, parents before children, where they ran already."""
     notes: tuple[str, ...] = ()
 
 
@@ -350,6 +397,10 @@ class Job:
     tool: Tool
     pids: tuple[int, ...] = ()
     """Processes to attach to; empty when profrun starts the target."""
+    attached: tuple[Attached, ...] = ()
+    """Those with all that they have started, parents before children, as found before the pass."""
+    armed: Armed | None = None
+    """Where they are of a program that waits to be woken."""
     window: Window | None = None
     duration_s: float | None = None
     """How long the bare run took, where that is known."""

@@ -87,11 +87,8 @@ def _unwatched(steps: Sequence[tuple[Step, tuple[Check, ...]]]) -> Iterator[tupl
 
 
 def _checks(collector: Collector, machine: Machine, attaching: bool) -> list[Check]:
-    if attaching and not collector.can_attach:
-        return [
-            Check(collector.use, "missing", "can't look at a process that already runs", "start the program under it")
-        ]
-    return _asked(collector, machine)
+    obstacle = collector.obstacle_to_attach(machine) if attaching else None
+    return [obstacle] if obstacle else _asked(collector, machine)
 
 
 def _asked(one: Collector | Step, machine: Machine) -> list[Check]:

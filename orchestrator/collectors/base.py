@@ -56,7 +56,7 @@ class Collector(BaseModel):
     injects: ClassVar[bool] = False
     """Works through profrun's part in the target's Python."""
     can_attach: ClassVar[bool] = True
-    """Can look at a process that already runs."""
+    """Can look at any process that already runs."""
     alone: ClassVar[bool] = False
     """Measures the undisturbed run: it shares a pass with nobody."""
 
@@ -105,6 +105,14 @@ class Collector(BaseModel):
         if tool.path is None:
             return [Check(self.use, "missing", f"{self.probe.name} was not found", self.probe.install)]
         return [Check(self.use, "ok", f"{self.probe.name} {tool.version or '(version unknown)'} at {tool.path}")]
+
+    def obstacle_to_attach(self, machine: Machine) -> Check | None:
+        """Why it can't look at the processes that already run (`machine.target_pids`, `machine.armed`), with what would
+        make it possible; None where it can."""
+        if self.can_attach:
+            return None
+        said = "can't look at a process that already runs"
+        return Check(self.use, "missing", said, "start the program with it: profrun PLAN -- COMMAND")
 
     def launch(self, job: Job) -> Launch:
         """How it takes part in the pass."""

@@ -36,7 +36,7 @@ FLOORS = (
     "collectors.base env_steps.base privileged report",
     "formats.ncu formats.ncu_rep kernel machine",
     "cpufreq gpus",
-    "neighbours",
+    "attached neighbours",
     "folder formats.* inside planfile.fields planfile.source process redact sampler.* signals standalone.* stdio",
     "names planfile planfile.tree stats steps tables units visible",
     "model",
