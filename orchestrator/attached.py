@@ -21,7 +21,8 @@ _WRAPPERS = {
     "pipenv run": ("pipenv", "run"), "hatch run": ("hatch", "run"), "pixi run": ("pixi", "run"),
     "accelerate launch": ("accelerate", "launch"), "accelerate": ("accelerate-launch",), "torchrun": ("torchrun",),
     "torch.distributed.run": ("-m", "torch.distributed.run"), "deepspeed": ("deepspeed",),
-    "torch.distributed.launch": ("-m", "torch.distributed.launch"), "accelerate -m": ("-m", "accelerate.commands.launch"),
+    "torch.distributed.launch": ("-m", "torch.distributed.launch"), 
+    "accelerate -m": ("-m", "accelerate.commands.launch"),
     "mpirun": ("mpirun",), "mpiexec": ("mpiexec",), "srun": ("srun",),
 }  # fmt: skip
 """Programs that only start the program proper: what they are called, and the words by which they are known."""
