@@ -13,6 +13,7 @@ profrun: one profiling plan, one command, one report folder
   profrun PLAN [options] -- COMMAND [ARG...]   run a plan (PLAN: a file, or a template's name)
   profrun -- COMMAND [ARG...]                  the plan that fits this machine
   profrun PLAN --pid PID [--duration 30s]      look at a process that runs already (PLAN: such as attach)
+  profrun arm -- COMMAND [ARG...]              start a program that a later `profrun wake --pid PID` can look into
 
   profrun templates [NAME]                     list the templates; print one, explained
   profrun init NAME [-o plan.yaml]             copy a template to edit
@@ -108,8 +109,9 @@ def _guarded(words: list[str]) -> int:
         print(f"profrun: {error.text()}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt as error:
-        print("profrun: interrupted", file=sys.stderr)
-        return 128 + (error.args[0] if error.args else signal.SIGINT)
+        number = signal.Signals(error.args[0] if error.args else signal.SIGINT)
+        print(f"profrun: interrupted by {number.name}", file=sys.stderr)
+        return 128 + number
     except Exception:  # the last net: a bug must leave a log that can be pasted, not a bare traceback
         from orchestrator.commands import bug_report
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from orchestrator import folder
@@ -70,6 +70,7 @@ def _run(live: LivePass) -> TargetRun:
         leftovers=_shown(live, live.leftovers),
         killed=_shown(live, live.killed),
         pythons=tuple(live.pythons),
+        attached=tuple(replace(one, argv=live.context.redact(one.argv)) for one in live.visit.found),
         notes=tuple(live.notes),
     )
 
@@ -113,7 +114,7 @@ def _verdict(
     if died:
         return ("tool_failed", f"{died}; it left no data") if missing else ("degraded", f"{died}; the rest is missing")
     if missing:
-        return _why_missing(member, missing, run, said)
+        return _why_missing(live, member, missing, run, said)
     if member.launch.artifacts:
         return _with_data(member, run)
     return _without_tool(run, live.context.ok_exit_codes)
@@ -142,20 +143,34 @@ def _died(live: LivePass, member: Member) -> str | None:
     return f"the tool itself was {hows[0]} while the target ran" if hows else None
 
 
-def _why_missing(member: Member, missing: list[Expect], run: TargetRun, said: str) -> tuple[Status, str]:
+def _why_missing(
+    live: LivePass, member: Member, missing: list[Expect], run: TargetRun, said: str
+) -> tuple[Status, str]:
     """The exit status of a tool proves nothing; what it printed may."""
-    logs = "".join(tail(path) for path in sorted(member.dir.glob("*.log")))
+    data = {aide.helper.logs[0] for aide in member.aides if aide.beside.name}
+    logs = "".join(tail(path) for path in sorted(member.dir.glob("*.log")) if path not in data)
+    texts = [logs, *([said] if member.wrap else [])]
+    ours = "\n".join(("", *member.notes, *live.mishaps))
     for sign in member.launch.signs:
-        hit = re.search(sign.pattern, logs) or (member.wrap and re.search(sign.pattern, said))
+        hit = next(filter(None, (re.search(sign.pattern, text) for text in (*texts, *(t + ours for t in texts)))), None)
         if hit:
             return sign.status, sign.reason.format(*hit.groups(default="?"))
-    if run.ended_by == "timeout":
-        return "timed_out", f"the pass was ended after {run.wall_s:.1f} s; the tool had written nothing"
-    if run.ended_by == "interrupt":
-        return "cancelled", "interrupted; the tool had written nothing"
     names = ", ".join(expect.glob for expect in missing)
-    words = _last_line(logs) or (_last_line(said) if member.wrap else "") or "; ".join(member.notes)
-    return "tool_failed", f"the tool left no {names}: {words or 'it said nothing'}"
+    if run.ended_by == "timeout":
+        return "timed_out", f"the pass was ended after {run.wall_s:.1f} s; the tool had not written {names}"
+    if run.ended_by == "interrupt":
+        return "cancelled", f"interrupted; the tool had not written {names}"
+    words = next(filter(None, map(_last_line, texts)), "it said nothing")
+    return "tool_failed", "; ".join((f"the tool left no {names}: {words}", *_ends(member, run), *member.notes, *live.mishaps))
+
+
+def _ends(member: Member, run: TargetRun) -> Iterator[str]:
+    """How the tool and the target came to their ends, where that was not well."""
+    statuses = [aide.helper.status() for aide in member.aides if not aide.beside.name]
+    yield from (f"it ended with exit {status}" for status in statuses if status and status < 128)
+    if run.exit and run.exit.status and run.ended_by == "itself":
+        how = f"was {run.exit.describe()}" if run.exit.signal else f"ended with {run.exit.describe()}"
+        yield f"{'the run under it' if member.wrap else 'the target'} {how}"
 
 
 def _with_data(member: Member, run: TargetRun) -> tuple[Status, str | None]:

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from orchestrator import __version__
-from orchestrator.errors import EXIT_PREFLIGHT, FolderError, UsageError
+from orchestrator.errors import EXIT_NOT_EXECUTABLE, EXIT_PREFLIGHT, FolderError, PreflightError, StartError, UsageError
 from orchestrator.model import Outcome
 
 if TYPE_CHECKING:
     from orchestrator.doctor import Verdict
+    from orchestrator.machine import Machine
     from orchestrator.plan import Plan
     from orchestrator.render.console import Console
     from orchestrator.report import Report
@@ -36,11 +37,11 @@ def run(words: list[str]) -> int:
         own, command = [*own, *(f"./{word}" if word.startswith("-") else word for word in command)], None
     parser = PARSERS[verb](_Parser(prog=f"profrun {verb}", description=VERBS[verb].__doc__, allow_abbrev=False))
     if verb in TAKE_COMMAND and command is None:
-        own, command = _bare_command(parser, own)
+        own, command = _bare_command(parser, own, 1 if verb == "arm" else 2)
     try:
         options = parser.parse_args(own)
     except UsageError:
-        if verb in TAKE_COMMAND and own and not own[0].startswith("-"):
+        if verb in TAKE_PLAN and own and not own[0].startswith("-"):
             _find(own[0], [*own[1:], *(command or ())])  # `profrun sh -c ...`: the options were meant for the program
         raise
     if command is not None and verb not in TAKE_COMMAND:
@@ -75,8 +76,9 @@ def _is_time(text: str) -> bool:
     return bool(re.fullmatch(r"[\d.]+\s*(ms|s|m|min|h|d)?", text))
 
 
-def _bare_command(parser: argparse.ArgumentParser, words: list[str]) -> tuple[list[str], list[str] | None]:
-    """Without `--` the command begins at the second word that is no option, and everything from there is its own."""
+def _bare_command(parser: argparse.ArgumentParser, words: list[str], place: int) -> tuple[list[str], list[str] | None]:
+    """Without `--` the command begins at the word that is no option and has this place among those, after the plan
+    where the verb takes one; everything from there is its own."""
     seen, skip = 0, False
     for index, word in enumerate(words):
         if skip:
@@ -86,7 +88,7 @@ def _bare_command(parser: argparse.ArgumentParser, words: list[str]) -> tuple[li
             skip = action is not None and action.nargs is None and action.const is None
         else:
             seen += 1
-            if seen == 2:
+            if seen == place:
                 return words[:index], words[index:]
     return words, None
 
@@ -286,8 +288,9 @@ def _check_target(options: argparse.Namespace) -> None:
     if options.duration and not options.pid:
         instead = "for a part of a run: --set 'window={after: 60s, for: 20s}'"
         raise UsageError("--duration needs --pid", "a program that profrun starts runs to its end", instead)
-    if options.plan == "attach" and not (options.pid or options.command):
-        raise UsageError("attach needs the process to look at", "", "profrun attach --pid PID --duration 30s")
+    if options.plan in ("attach", "hang", "wake") and not (options.pid or options.command):
+        how = f"profrun {options.plan} --pid PID" + (" --duration 30s" if options.plan != "hang" else "")
+        raise UsageError(f"{options.plan} needs the process to look at", "", how)
 
 
 def _find(name: str, command: Sequence[str]) -> Path:
@@ -351,6 +354,69 @@ def _check_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 # ---------------------------------------------------------------- the other verbs
+
+
+def arm(options: argparse.Namespace) -> int:
+    """Start a program with a torch.profiler, and an nsys session, that sleep until a later --pid run wakes them."""
+    from orchestrator import armed, process, resolve
+    from orchestrator.machine import Machine
+
+    if not options.command:
+        raise UsageError("there is no program to start", "", "profrun arm -- python train.py")
+    target = resolve.target(options.command, ".", {})
+    machine = Machine()
+    session = f"profrun-{_session_name(options.name)}{os.getpid()}-{os.urandom(3).hex()}"
+    nsys = _nsys_to_arm_with(options.nsys, machine, session)
+    tools = {"session": session, "nsys": nsys[0]} if nsys else {}
+    try:
+        arms = armed.arm(target.env, settings={"nvtx": bool(nsys)}, **tools)
+    except OSError as error:
+        said = "there is no place where a program can wait to be woken"
+        raise FolderError(said, error.strerror or str(error), "set PROFRUN_STATE to a folder of yours") from error
+    print(_armed_words(os.getpid(), bool(nsys)), file=sys.stderr, flush=True)
+    try:
+        process.become(target, {**target.env, **arms.environment}, nsys)
+    except OSError as error:
+        armed.disarm(arms)
+        raise StartError(f"{target.exe} can't be started", error.strerror or "", "", EXIT_NOT_EXECUTABLE) from error
+
+
+def _session_name(name: str | None) -> str:
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", name)[:40] + "-" if name else ""
+
+
+def _nsys_to_arm_with(wanted: bool | None, machine: Machine, session: str) -> tuple[str, ...]:
+    """The command before the program; by default where there is a GPU for it to see."""
+    from orchestrator.collectors.nsys import Nsys
+
+    gpu = wanted is not False and bool(machine.gpus)
+    if wanted is False or (wanted is None and not gpu):
+        return ()
+    collector = Nsys(use="nsys")
+    tool = collector.tool(machine)
+    if tool.path is None and wanted:
+        raise PreflightError("nsys was not found", "", collector.probe.install if collector.probe else "")
+    return collector.arms(tool, session, gpu=gpu) if tool.path else ()
+
+
+def _armed_words(pid: int, nsys: bool) -> str:
+    said = f"profrun: armed; to look into it later: profrun wake --pid {pid} --duration 5s"
+    if not nsys:
+        return said
+    return (
+        f"{said}\nprofrun: nsys stands around the program: its output goes through a pipe, it has no terminal, calls "
+        f"to the system take longer, and process {pid} is nsys, which does not pass SIGTERM on: signal the program "
+        "itself (--no-nsys does without)"
+    )
+
+
+def _arm_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser.usage = "profrun arm [--nsys | --no-nsys] [--name NAME] -- COMMAND [ARG...]"
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--nsys", action="store_true", default=None, help="under nsys also where there is no GPU")
+    which.add_argument("--no-nsys", dest="nsys", action="store_false", help="not under nsys, which costs some time")
+    parser.add_argument("--name", help="a part of the name of nsys's session")
+    return parser
 
 
 def templates(options: argparse.Namespace) -> int:
@@ -583,6 +649,7 @@ def _everything() -> argparse.ArgumentParser:
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": run_plan,
     "check": check,
+    "arm": arm,
     "templates": templates,
     "init": init,
     "doctor": doctor,
@@ -595,6 +662,7 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
 PARSERS: dict[str, Callable[[argparse.ArgumentParser], argparse.ArgumentParser]] = {
     "run": _run_options,
     "check": _check_options,
+    "arm": _arm_options,
     "templates": _templates_options,
     "init": _init_options,
     "doctor": _doctor_options,
@@ -604,7 +672,8 @@ PARSERS: dict[str, Callable[[argparse.ArgumentParser], argparse.ArgumentParser]]
     "schema": _schema_options,
     "completion": _completion_options,
 }
-TAKE_COMMAND = ("run", "check", "doctor")
+TAKE_PLAN = ("run", "check", "doctor")
+TAKE_COMMAND = (*TAKE_PLAN, "arm")
 
 
 def bug_report() -> str:

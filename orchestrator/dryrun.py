@@ -292,6 +292,9 @@ def _parts(planned: Pass, run: resolve.Run, launches: Sequence[Launch]) -> Itera
 
 def _launch(member: Any, planned: Pass, run: resolve.Run, machine: Machine, facts: Mapping[str, Any]) -> Launch:
     marked = replace(run.target, env={**run.target.env, process.MARKER: planned.id})
-    job = Job(planned.id, _PLACE, marked, member.tool(machine), pids=run.pids, window=planned.window, facts=facts)
+    job = Job(
+        planned.id, _PLACE, marked, member.tool(machine), pids=run.pids, attached=run.attached, armed=machine.armed,
+        window=planned.window, facts=facts,
+    )  # fmt: skip
     launched: Launch = member.launch(job)
     return launched

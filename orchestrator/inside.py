@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestrator import process
 from orchestrator.inject import boot
 
 SITE = str(Path(boot.__file__).parent / "site")
@@ -18,13 +19,24 @@ _MARSHAL_VERSION = 2
 """Read by every Python 3."""
 
 
+def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    """The file that our part reads. Raises OSError."""
+    path.write_bytes(marshal.dumps(dict(settings), _MARSHAL_VERSION))
+
+
+def environment(env: Mapping[str, str], settings: Path) -> dict[str, str]:
+    """What to add to a program's environment: our folder before all others on Python's path, once."""
+    others = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place not in ("", SITE)]
+    return {"PYTHONPATH": os.pathsep.join([SITE, *others]), boot.SETTINGS: str(settings)}
+
+
 class Inside:
     """One pass's part inside. `folder` gets the settings, the bell, and what the processes write."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         folder.mkdir()
         self._settings = folder / "settings"
-        self._settings.write_bytes(marshal.dumps(dict(settings), _MARSHAL_VERSION))
+        write_settings(self._settings, {**settings, "pids": process.pid_namespace("self")})
         self._path = folder / "bell"
         os.mkfifo(self._path, 0o600)
         # held for writing as well: else it would be readable for ever once the first process has closed it
@@ -33,8 +45,12 @@ class Inside:
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """What to add to the target's environment: our folder before all others on Python's path."""
-        path = env.get("PYTHONPATH")
-        return {"PYTHONPATH": f"{SITE}{os.pathsep}{path}" if path else SITE, boot.SETTINGS: str(self._settings)}
+        return environment(env, self._settings)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The folders that a process has to find for all this."""
+        return str(Path(SITE).parent), str(self._path.parent)
 
     def fileno(self) -> int:
         return self._bell
@@ -47,15 +63,29 @@ class Inside:
         *lines, self._rest = self._rest.split(b"\n")
         for line in lines:
             words = line.decode("utf-8", "replace").split(" ")
-            if len(words) == 3 and words[1].isdigit() and words[2].isdigit():
+            if len(words) != 3 or not words[2].isdigit():
+                continue
+            if words[0] == "who":
+                self._name(words[1], words[2])
+            elif words[1].isdigit():
                 yield words[0], int(words[1]), words[2]
 
     def answer(self, pid: int, ring: str) -> None:
         """Lets a process that has rung go on."""
+        self._reply(str(pid), ring, "")
+
+    def _name(self, who: str, ring: str) -> None:
+        """Tells a process in another namespace of pids, `<its pid there>-<the namespace>`, what we know it by; 0 when
+        it is not to be found."""
+        pid, _, namespace = who.partition("-")
+        if pid.isdigit() and namespace.isdigit():
+            self._reply(who, ring, str(process.pid_here(int(pid), int(namespace)) or 0))
+
+    def _reply(self, who: str, ring: str, said: str) -> None:
         with contextlib.suppress(OSError):  # it has ended, or has waited long enough
-            fd = os.open(self._path.with_name(f"{pid}.{ring}.reply"), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = os.open(self._path.with_name(f"{who}.{ring}.reply"), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
-                os.write(fd, b"\n")
+                os.write(fd, f"{said}\n".encode())
             finally:
                 os.close(fd)
 
@@ -72,3 +102,9 @@ class Inside:
 def is_injected(env: Mapping[str, str]) -> bool:
     """Whether a process that was started with this environment loads our part, if it is a Python that looks at it."""
     return SITE in env.get("PYTHONPATH", "").split(os.pathsep) and bool(env.get(boot.SETTINGS))
+
+
+def is_within_reach(pid: int, env: Mapping[str, str]) -> bool | None:
+    """Whether that process, which may be in a container, finds what this environment names; None when unknown."""
+    seen = [process.sees(pid, place) for place in (SITE, env.get(boot.SETTINGS, ""))]
+    return False if False in seen else None if None in seen else True

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import folder, journal, process, redact
+from orchestrator.attached import STOPPED, look
 from orchestrator.model import Process
 
 READY_LIMIT_S = 15.0
@@ -87,10 +88,11 @@ class Keeper:
 
 def known_of(mark: str, attached: Sequence[int]) -> dict[str, Any]:
     """A pass, as far as `end_pass` has to know it."""
-    tree = [pid for root in attached for pid in (root, *process.descendants(root))]
+    found = look(attached)
     return {
         "mark": mark,
-        "attached": {pid: process.born(pid) for pid in tree if process.state(pid) not in ("T", "t")},
+        "attached": {one.pid: one.born for one in found if one.state_before not in STOPPED},
+        "stopped": {one.pid: one.born for one in found if one.state_before == "T" and not one.tracer_before},
     }
 
 
@@ -132,16 +134,23 @@ def _data(line: bytes) -> dict[str, Any]:
 
 
 def end_pass(passing: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Ends what the pass had started; gives back what that was. A process that was attached to goes on."""
+    """Ends what the pass had started; gives back what that was. A process that was attached to goes on, if it did so
+    before."""
     if not passing:
         return []
-    attached, ours = passing[0].get("attached") or {}, _ours(passing)
+    ours, stay = _ours(passing), _alive(passing, "stopped")
     ended = end(ours)
     time.sleep(_STARTED_LATE_S)  # for what was just between its fork and its exec
     ended += end(ours)
-    alive = [int(pid) for pid, born in attached.items() if process.born(int(pid)) == born]
-    process.continue_stopped(pid for root in alive for pid in (root, *process.descendants(root)))
+    tree = (pid for root in _alive(passing, "attached") for pid in (root, *process.descendants(root)))
+    process.continue_stopped(pid for pid in tree if pid not in stay)
     return [_shown(one) for one in ended]
+
+
+def _alive(passing: Sequence[Mapping[str, Any]], which: str) -> list[int]:
+    """The processes of that list of the pass that are still the ones which were meant."""
+    known = (passing[0].get(which) or {}) if passing else {}
+    return [int(pid) for pid, born in known.items() if process.born(int(pid)) == born]
 
 
 def end(pids: Callable[[], list[int]]) -> list[Process]:
@@ -173,7 +182,8 @@ def _shown(one: Process) -> str:
 def _ours(passing: Sequence[Mapping[str, Any]]) -> Callable[[], list[int]]:
     mark = str(passing[0].get("mark") or "")
     targets = {about["pid"]: about.get("born") for about in passing[1:] if isinstance(about.get("pid"), int)}
-    return _marked(mark) if passing[0].get("attached") else _tree(mark, targets)
+    visited = passing[0].get("attached") or passing[0].get("stopped")
+    return _marked(mark) if visited else _tree(mark, targets)
 
 
 def _marked(mark: str) -> Callable[[], list[int]]:

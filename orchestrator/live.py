@@ -10,14 +10,16 @@ import select
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator import keeper, process
+from orchestrator.attached import Visit
 from orchestrator.inject import boot
-from orchestrator.inside import Inside, is_injected
+from orchestrator.inside import Inside, is_injected, is_within_reach
+from orchestrator.launching import bindings, wrapper_of
 from orchestrator.model import (
     After,
     Beside,
@@ -110,7 +112,7 @@ class Context:
     facts: Mapping[str, Any] = field(default_factory=dict)
     bare_wall_s: float | None = None
     pids: tuple[int, ...] = ()
-    """Processes to attach to instead of starting the target."""
+    """Processes to attach to instead of starting the target; none in the tree of another."""
     on_start: Callable[[int], None] = lambda pid: None
     """Told the target's pid as soon as there is one."""
     picks: Picks | None = None
@@ -216,6 +218,7 @@ class LivePass:
         self.dir = self._place / f"{planned.id}-target"
         self.dir.mkdir(parents=True)
         self.names = {"pass": planned.id, "scratch": str(context.scratch / "files")}
+        self.visit = Visit(context.pids)
         self.target = self._target()
         self.members = self._members()
         self.started: process.Started | None = None
@@ -224,21 +227,30 @@ class LivePass:
         self._began = time.monotonic()
         self.ended_by: EndedBy = "itself"
         self.notes: list[str] = []
+        self.mishaps: list[str] = []
+        """Those of the notes that say what has gone wrong with a tool, or for all of them."""
         self.leftovers: list[Process] = []
         self.killed: list[Process] = []
         self._ladder: Ladder | None = None
+        self._began_target = False
+        """Whether a tool that becomes the target has been seen to have done so."""
         self._pythons: set[tuple[int, ...]] = set()
         self._before: set[int] = set()
-        self._stopped_before = {pid for pid in context.pids if process.state(pid) in ("T", "t")}
         self._relays: list[Relay] = []
         self.window_opened = False
         self._window_closed = False
+        self._window_since_s: float | None = None
+        """When the window in seconds opened, on this pass's clock."""
         self._in_window: set[int] = set()
         """The processes that have begun the window's steps and have not told that they are done with them."""
         self._first_done: float | None = None
         self.pythons: list[SeenPython] = []
         self._seen: set[tuple[int, ...]] = set()
         self.inside = Inside(self.dir / "python", self._settings()) if self._injects() else None
+
+    def _mishap(self, text: str) -> None:
+        self.notes.append(text)
+        self.mishaps.append(text)
 
     # ------------------------------------------------------------ what will run
 
@@ -267,6 +279,8 @@ class LivePass:
             target=self.target,
             tool=tool,
             pids=self.context.pids,
+            attached=self.visit.found,
+            armed=self.context.machine.armed,
             window=self.planned.window,
             duration_s=self.context.bare_wall_s,
             facts=self.context.facts,
@@ -376,7 +390,10 @@ class LivePass:
             env.update(member.launch.child.set)
             for name in member.launch.child.unset:
                 env.pop(name, None)
-        return {**env, **self.inside.environment(env)} if self.inside else env
+        if self.inside is None:
+            return env
+        shown = bindings(self.target.argv, env, self.inside.places)
+        return {**env, **self.inside.environment(env), **shown}
 
     def _child(self) -> Child:
         """The first wish for each attribute counts, the environment steps' before the collectors'."""
@@ -404,19 +421,25 @@ class LivePass:
         member.aides.append(Aide(beside, argv, helper))
         member.commands.append(argv)
 
-    def _trees(self, roots: Iterable[int]) -> list[int]:
+    def _trees(self, roots: Sequence[int]) -> list[int]:
         """Processes with their descendants. One that is attached to may have started profrun, which is left out."""
-        found = dict.fromkeys(pid for root in roots for pid in (root, *process.descendants(root)))
+        found = list(dict.fromkeys(pid for root in roots for pid in (root, *process.descendants(root))))
         if not self.context.pids or os.getpid() not in found:
-            return list(found)
+            return found
         note = "the process that is looked at has started profrun: a tool that follows its children sees profrun, too"
         self.notes += [note] if note not in self.notes else []
-        return [pid for pid in found if pid not in (os.getpid(), *process.descendants(os.getpid()))]
+        ours = {os.getpid(), *process.descendants(os.getpid())}
+        return [pid for pid in found if pid not in ours]
 
-    @staticmethod
-    def _python_above(pid: int) -> int:
+    def _python_above(self, pid: int) -> int:
         """The process itself or, where that is no Python (a launcher's script, say), its first Python descendant."""
-        return next(iter(_top_pythons(pid, set())), pid)
+        return next(iter(self._top_pythons(pid)), pid)
+
+    def _top_pythons(self, *roots: int) -> list[int]:
+        """The Python processes below these, our tools excepted. In what runs already those count that are the program:
+        above them there may be the Python of a wrapper."""
+        ours = {os.getpid(), *self._aide_pids()}
+        return [pid for root in roots for pid in _top_pythons(root, ours, through_wrappers=bool(self.context.pids))]
 
     def _await_ready(self, member: Member, aide: Aide, pid: int) -> None:
         deadline = time.monotonic() + READY_LIMIT_S
@@ -426,8 +449,9 @@ class LivePass:
                 return
             time.sleep(0.002)
 
-    @staticmethod
-    def _ready(member: Member, aide: Aide, pid: int) -> bool:
+    def _ready(self, member: Member, aide: Aide, pid: int) -> bool:
+        if aide.beside.ready == "tracer" and self.context.pids:  # it may be meant for some of them only
+            return any(process.tracer_of(one.pid) == aide.helper.pid for one in self.visit.found)
         if aide.beside.ready == "tracer":
             return process.tracer_of(pid) != 0
         if aide.beside.ready == "fds":
@@ -449,6 +473,7 @@ class LivePass:
             self._answer_bell()
             self._turn_window()
             self._watch_limits()
+            self._watch_start()
             self._pass_signals_on()
             self._climb()
             self._cap_sizes()
@@ -469,7 +494,7 @@ class LivePass:
 
     def _over(self) -> bool:
         if self.started is None:
-            return self.ended_by != "itself" or not any(process.alive(pid) for pid in self.context.pids)
+            return self.ended_by != "itself" or not self.visit.goes_on()
         ended = self.started.wait(0)
         if not self.is_wrapped():
             return ended
@@ -483,7 +508,7 @@ class LivePass:
         if not self.inner.outlived:
             self.inner.outlived = True
             how = self.started.exit.describe() if self.started and self.started.exit else "ended"
-            self.notes.append(f"the tool around the target had gone ({how}) while the target ran on")
+            self._mishap(f"the tool around the target had gone ({how}) while the target ran on")
         return True
 
     def _sleep(self) -> None:
@@ -522,6 +547,16 @@ class LivePass:
                     f"the tool had not ended after {self._elapsed_s():.0f} s, and the target was never seen"
                 )
 
+    def _watch_start(self) -> None:
+        """A tool that becomes the target itself (strace -DD) does so within milliseconds, or hangs."""
+        if self.started is None or self._began_target or self.is_wrapped() or not any(m.wrap for m in self.members):
+            return
+        argv = process.argv_of(self.started.pid)
+        wrapped = any(m.wrap and set(m.wrap.argv[1:]) <= set(argv) for m in self.members)
+        self._began_target = bool(argv) and not wrapped
+        if wrapped and self._ladder is None and self._elapsed_s() > UNSEEN_S:
+            self._stop_tool(f"the tool had not started the target after {UNSEEN_S:g} s")
+
     def _unseen_limit_s(self) -> float:
         """After what time a target that was never seen under its tool has ended before the first look."""
         if self.context.bare_wall_s is None:
@@ -534,36 +569,40 @@ class LivePass:
         return {*process.descendants(tool_pid), *self._marked()} - {tool_pid, *self._tools()}
 
     def _stop_tool(self, why: str) -> None:
-        self.notes.append(f"{why}: it was stopped")
+        self._mishap(f"{why}: it was stopped")
         self._ladder = Ladder(STOP_LADDER)
 
     def _find_inner(self, root: int) -> int | None:
         """The first descendant that runs the target's own command line (a script's interpreter may stand before it)."""
         names, words = {self.target.argv[0], self.target.exe}, self.target.argv[1:]
-        tools = {m.wrap.argv[0] for m in self.members if m.wrap}
+        tools = [set(m.wrap.argv[1:]) for m in self.members if m.wrap]  # its path may be that of a script around it
         for pid in process.descendants(root):
             argv = process.argv_of(pid)
             head, tail = argv[: len(argv) - len(words)], argv[len(argv) - len(words) :]
-            if head and tail == words and names & set(head) and head[0] not in tools:
+            if head and tail == words and names & set(head) and not any(tool <= set(head) for tool in tools):
                 return pid
         return None
 
     def _attach_to_pythons(self) -> None:
-        """Starts the tools that want one instance for each top-most Python process."""
+        """Starts the tools that want one instance for each top-most Python process; where processes are attached to,
+        from the window's opening on."""
         wanted, root = list(self._besides("python")), self.main_pid()
         if not wanted or root is None or len(self._pythons) >= PYTHON_LIMIT:
             return
-        if self.started and not self.started.executing():
+        if not (self.started.executing() if self.started else self.window_opened):
             return
-        for pid in _top_pythons(root, self._aide_pids()):
+        for pid in self._top_pythons(*(self.context.pids or (root,))):
             identity = process.image(pid)
             if identity in self._pythons or identity is None:
                 continue
             self._pythons.add(identity)
+            if self.context.pids and pid not in (one.pid for one in self.visit.found):
+                self.visit.meet()
             for member, beside in wanted:
                 self._help(member, beside, pid)
             if len(self._pythons) == PYTHON_LIMIT:
                 self.notes.append(f"more than {PYTHON_LIMIT} Python processes: the later ones were not looked at")
+                break
 
     def _see_pythons(self) -> None:
         """Notes how the first Python processes were started: whether a launcher has dropped what we had set."""
@@ -572,7 +611,7 @@ class LivePass:
             return
         if self.started and not self.started.executing():
             return
-        for pid in _top_pythons(root, self._aide_pids()):
+        for pid in self._top_pythons(root):
             identity = process.image(pid)
             if identity is None or identity in self._seen:
                 continue
@@ -582,7 +621,8 @@ class LivePass:
             self._seen.add(identity)
             shown = None if env is None else {name: env.get(name) for name in boot.SHOWN}
             let_in = None if env is None else is_injected(env)
-            known.append(SeenPython(pid, argv, shown, let_in, *process.attributes_of(pid)))
+            in_reach = is_within_reach(pid, env) if env is not None and let_in else None
+            known.append(SeenPython(pid, argv, shown, let_in, in_reach, *process.attributes_of(pid)))
 
     def _answer_bell(self) -> None:
         """What profrun's part in the target's Python asks for; the process waits until it is done."""
@@ -608,7 +648,7 @@ class LivePass:
         """Until the tools that were started just now have attached."""
         for member in self.members:
             for aide in member.aides:
-                if aide.beside.when in ("python", "window") and not aide.awaited:
+                if (self.context.pids or aide.beside.when in ("python", "window")) and not aide.awaited:
                     aide.awaited = True
                     self._await_ready(member, aide, self.main_pid() or 0)
 
@@ -640,13 +680,24 @@ class LivePass:
         if window is None:
             return
         if window.steps is not None:
-            self._stop_when_done()
+            (self._follow_steps if self.context.pids else self._stop_when_done)()
             return
         if not self.window_opened and elapsed_s >= window.after_s:
             self._note_window()
             self._open_window()
-        if window.for_s is not None and elapsed_s >= window.after_s + window.for_s:
+            self._window_since_s = self._elapsed_s() if self.context.pids else window.after_s
+        since_s = self._window_since_s if self._window_since_s is not None else math.inf
+        if window.for_s is not None and elapsed_s >= since_s + window.for_s:
             self._close_window(window.then)
+
+    def _follow_steps(self) -> None:
+        """In what runs already: what counts the steps is told at once, and the window closes when it has ended."""
+        if not self.window_opened:
+            self.window_opened = True
+            self._open_window()
+        counting = [aide for member in self.members for aide in member.aides if aide.beside.name == "wake"]
+        if all(aide.helper.ended() for aide in counting):
+            self._close_window("continue")
 
     def _note_window(self) -> None:
         window, self.window_opened = self.planned.window, True
@@ -665,6 +716,9 @@ class LivePass:
             member.started_ns = time.time_ns()
             if pid is not None:
                 self._help(member, beside, pid)
+        if self.context.pids:  # the time that a user has asked for is that in which the tools look
+            self._attach_to_pythons()
+            self._await_new()
 
     def _close_window(self, then: str) -> None:
         """Asks the tools of the window to end; `finish` waits for them, so that the target is not kept waiting."""
@@ -709,6 +763,7 @@ class LivePass:
             process.send_group(self.started.pid, number)
         elif len(self._ladder.sent) == 1 and number != signal.SIGKILL:
             process.send_group(main, number)
+            process.continue_stopped([main])  # one that stands still would not hear it
         else:
             family = [main, *process.descendants(main)]
             for pid in reversed([pid for pid in family if pid not in keeper.apart(family)]):
@@ -728,9 +783,12 @@ class LivePass:
     def _mend_stopped(self) -> None:
         """A tool that went away may have left the target stopped; nothing else of ours would ever continue it."""
         main = self.main_pid()
-        gone = any(aide.helper.ended() for member in self.members for aide in member.aides)
-        if main is not None and gone and process.continue_stopped([main]):
-            self.notes.append(f"a tool had left the target (pid {main}) stopped; it was continued")
+        if not any(aide.helper.ended() for member in self.members for aide in member.aides):
+            return
+        if self.context.pids:
+            self.notes += self.visit.free()
+        elif main is not None and process.continue_stopped([main]):
+            self._mishap(f"a tool had left the target (pid {main}) stopped; it was continued")
 
     # ------------------------------------------------------------ after it
 
@@ -745,7 +803,7 @@ class LivePass:
         self._await_tools(ended)
         self._sweep()
         if shutil.disk_usage(self.dir).free < FULL_BYTES:
-            self.notes.append(f"the disk of {self.dir} is full: what the target and the tools wrote there may be cut")
+            self._mishap(f"the disk of {self.dir} is full: what the target and the tools wrote there may be cut")
         for relay in self._relays:
             relay.close(self.hurried)
         for member in self.members:
@@ -760,7 +818,8 @@ class LivePass:
                 aide.helper.stop(signal.SIGKILL, 0.0)
         if not self.context.pids:
             process.end(lambda: [pid for pid in self._left() if process.alive(pid)], patience_s=0.5)
-        process.continue_stopped(pid for pid in self.context.pids if pid not in self._stopped_before)
+        else:
+            self._leave()
 
     def _stop_aides(self, member: Member) -> None:
         """Ends the tools of a member; those that end with the target get a moment to do so by themselves."""
@@ -788,7 +847,7 @@ class LivePass:
         while tools := self._tools():
             now = time.monotonic()
             if now > deadline or self.hurried():
-                self.notes.append(f"{len(tools)} processes of the tool were ended {now - ended:.0f} s after the target")
+                self._mishap(f"{len(tools)} processes of the tool were ended {now - ended:.0f} s after the target")
                 process.end(self._tools, patience_s=0.5)
                 break
             if now - ended > FOLLOWERS_S and not asked:
@@ -828,15 +887,22 @@ class LivePass:
     def _sweep(self) -> None:
         """Ends what must not live on: everything after a time-out or an interrupt, else what the plan says."""
         if self.context.pids:
-            process.continue_stopped(pid for pid in self.context.pids if pid not in self._stopped_before)
+            self._leave()
             return
         if self.context.end_leftovers or self.ended_by in ("timeout", "interrupt"):
             self.killed += keeper.end(self._left)
         # one without a command line is ending right now
         self.leftovers = [seen for seen in map(process.describe, self._left()) if seen.argv]
         for pid in process.continue_stopped(self._left()):
-            self.notes.append(f"pid {pid} was left stopped; it was continued")
+            self._mishap(f"pid {pid} was left stopped; it was continued")
         process.reap_orphans()
+
+    def _leave(self) -> None:
+        """What runs on is as it was; what bears the mark of this pass can only be a tool, or of one."""
+        ended = process.end(self._marked)
+        self.killed += ended
+        self.notes += [f"process {one.pid} of a tool had outlived it; it was ended" for one in ended]
+        self.notes += self.visit.leave(self._marked())
 
     def _left(self) -> list[int]:
         ours = {*process.descendants(os.getpid()), *process.marked(self.mark)} - self._before - self._aide_pids()
@@ -851,6 +917,8 @@ class LivePass:
 
     def _after(self, member: Member, after: After) -> None:
         if after.when_missing and (member.dir / after.when_missing).exists():
+            return
+        if after.needs and not (member.dir / after.needs).exists():
             return
         member.commands.append(after.argv)
         env = {**os.environ, process.MARKER: self.mark}
@@ -888,14 +956,14 @@ def _size(path: Path) -> int:
     return 0
 
 
-def _top_pythons(root: int, but: set[int]) -> list[int]:
-    """The Python processes of a tree that have no Python among their ancestors in it."""
+def _top_pythons(root: int, but: set[int], *, through_wrappers: bool) -> list[int]:
+    """The Python processes of a tree that have no Python among their ancestors in it, or none but that of a wrapper."""
     found, queue = [], [root]
     while queue:
-        pid = queue.pop()
+        pid = queue.pop(0)
         if pid in but:
             continue
-        if process.is_python(pid):
+        if process.is_python(pid) and not (through_wrappers and wrapper_of(process.argv_of(pid))):
             found.append(pid)
         else:
             queue += process.children(pid)

@@ -10,7 +10,7 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,14 @@ class Machine:
     def ptrace_beside(self) -> Permission:
         """Whether a process that we started may trace another one, proven on two."""
         return _try_ptrace_beside(self)
+
+    def ptrace_of(self, pids: Iterable[int]) -> Permission:
+        """Whether we may trace one of these processes, which run already. None is touched: the kernel asks the same of
+        whoever opens a process's memory (proc(5): PTRACE_MODE_ATTACH)."""
+        known = tuple(pids)
+        if not known or any(map(process.may_trace, known)):
+            return Permission(True, "it may be traced")
+        return Permission(False, f"process {known[0]} may not be traced{_why_not(self)}", _fix_for_running(self))
 
     @property
     def is_root(self) -> bool:
@@ -338,6 +346,21 @@ def _try_ptrace_beside(machine: Machine) -> Permission:
         answer = process.ask([sys.executable, "-I", "-S", seize.__file__, str(pid)])
     why = answer.error or (os.strerror(answer.exit.status) if answer.exit and answer.exit.status else None)
     return _permission(machine, "tracing a process beside it, as the profilers do,", why)
+
+
+def _why_not(machine: Machine) -> str:
+    """As the end of a sentence (Documentation/admin-guide/LSM/Yama.rst)."""
+    scope = machine.yama_scope() or 0
+    whose = {0: "", 1: ": a program is traced by nobody but what has started it", 2: ": only root may trace"}
+    said = whose.get(scope, ": nobody may trace")
+    return f", as kernel.yama.ptrace_scope is {scope}{said}" if said else ""
+
+
+def _fix_for_running(machine: Machine) -> str:
+    if machine.yama_scope() in (1, 2) and not (machine.is_root or machine.in_container()):
+        started = "let profrun start the program: profrun PLAN -- COMMAND"
+        return f"sudo sysctl kernel.yama.ptrace_scope=0, or run profrun as root, or {started}"
+    return _ptrace_fix(machine)
 
 
 def _permission(machine: Machine, what: str, refusal: str | None) -> Permission:

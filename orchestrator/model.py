@@ -117,6 +117,8 @@ class SeenPython:
     environ: Mapping[str, str | None] | None = None
     injected: bool | None = None
     """Whether its environment lets profrun's part in; None when unknown."""
+    in_reach: bool | None = None
+    """Whether it finds profrun's part there, as one in a container may not; None when unknown."""
     cpus: str | None = None
     """The CPUs that it may use, as 0-3,8."""
     nice: int | None = None
@@ -134,9 +136,13 @@ class Attached:
     argv: tuple[str, ...]
     lead: int
     """The pid of its family's first process."""
+    born: int | None = None
+    """Its start in clock ticks since boot: with the pid it names one process for ever."""
+    parent: int | None = None
+    """The pid of its parent among those that are looked at; None for a named process."""
     is_python: bool = False
     is_top_python: bool = False
-    """It has no Python above it within its family."""
+    """It is Python, no wrapper, and has no such one above it within its family."""
     wrapper: str | None = None
     """What it is where it only starts the program proper: `conda run`, `uv run`, `torchrun` ..."""
     rank: int | None = None
@@ -144,7 +150,7 @@ class Attached:
     world_size: int | None = None
     """As its launcher has put them into its environment; None where that can't be read, or says nothing."""
     state_before: str | None = None
-    """The kernel's letter: R, S, D, T, t ..."""
+    """The kernel's letter: R, S, D, T, t ...; None: it came later."""
     tracer_before: int = 0
     """The pid of the process that traced it already; 0 for none."""
     state_after: str | None = None
@@ -166,6 +172,8 @@ class Armed:
     """The path of the nsys that it was started under."""
     tmpdir: str | None = None
     """The TMPDIR it was started with: nsys finds its sessions there."""
+    is_ours: bool = True
+    """It belongs to the user that profrun runs as."""
 
 
 @dataclass(frozen=True)
@@ -257,16 +265,20 @@ class Beside:
     time_cap_s: float | None = None
     """Stop the tool this long after the start of the recording; the target goes on."""
     name: str = ""
+    """`wake` for what counts the steps of a program that runs already: it ends with the last one of the window. What
+    has a name is profrun's own: what it prints to stdout is data, and no word of the tool."""
 
 
 @dataclass(frozen=True)
 class After:
-    """A command run when the target and the tools have ended. `when_missing`/`produces`: paths relative to the job's
-    directory; it is run only if `when_missing` does not exist (None: always) and must leave `produces` behind."""
+    """A command run when the target and the tools have ended. `needs`, `when_missing`, `produces`: paths relative to the
+    job's directory; it is run only if `needs` exists and `when_missing` does not (None: always), and must leave
+    `produces` behind."""
 
     argv: tuple[str, ...]
     produces: str
     when_missing: str | None = None
+    needs: str | None = None
     timeout_s: float = 600.0
 
 

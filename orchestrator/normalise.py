@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator import imported, registry, stats, told
 from orchestrator.env_steps.base import Step
 from orchestrator.errors import ParseError
-from orchestrator.model import IN_FORCE, Capture, Metric, PassRecord, StepRecord, Tool
+from orchestrator.model import IN_FORCE, Capture, Metric, PassRecord, StepRecord, TargetRun, Tool
 from orchestrator.tables import SCHEMAS
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def normalise(
     for capture in captures:
         parsed = _parse(capture, log)
         if isinstance(parsed, str):
-            capture = replace(capture, status="unreadable", reason=parsed)
+            there = tuple(a for a in capture.artifacts if (capture.root / a.path).exists())
+            capture = replace(capture, status="unreadable", reason=parsed, artifacts=there)
         elif parsed is not None:
             for table in parsed.tables:
                 parts.setdefault(table.name, []).append(table.with_capture(capture.id, capture.rank))
@@ -210,10 +211,13 @@ def _parse(capture: Capture, log: Callable[[str], None]) -> Parsed | str | None:
     """What the capture's files say; None when there is nothing to read; a string says why they can't be read."""
     if capture.status not in ("ok", "degraded", "target_failed") or (capture.run is None and not capture.artifacts):
         return None
+    if capture.run and capture.run.start_error:
+        return None
     try:
         return imported.parse(capture) if capture.imported else rebuilt(capture).parse(capture)
     except ParseError as error:
-        return str(error)
+        gone = [a.path for a in capture.artifacts if not (capture.root / a.path).exists()]
+        return f"{', '.join(gone)} was deleted since the pass" if gone else str(error)
     except Exception as error:  # a fault in a parser must cost its own capture only
         log(f"{capture.id}: {traceback.format_exc()}")
         return f"its parser failed, which is a bug: {type(error).__name__}: {error} (traceback in run.log)"
@@ -236,7 +240,7 @@ def _judged(capture: Capture, timed: Sequence[PassRecord], passes: Sequence[Pass
     """What only the comparison with the bare pass shows: distortion, and a target that fails only under the tool."""
     record = next((p for p in timed if p.id == capture.pass_id), None)
     run, bare = (record.run if record else None), bare_run(passes)
-    if record is None or run is None or record.role != "profiled":
+    if record is None or run is None or run.start_error or record.role != "profiled":
         return capture
     if record.slowdown is not None and record.slowdown >= DISTORTED_FROM and capture.trust == "high":
         capture = replace(capture, trust="distorted")
@@ -261,10 +265,14 @@ def _bare_walls(passes: Iterable[PassRecord]) -> list[float]:
     """Wall times of the bare passes that ran to their end (or to the window's); warm-ups left out where there are
     others."""
     for role in ("bare", "warmup"):
-        walls = [p.run.wall_s for p in passes if p.role == role and p.run and p.run.ended_by in ("itself", "window")]
+        walls = [p.run.wall_s for p in passes if p.role == role and p.run and _to_its_end(p.run)]
         if walls:
             return walls
     return []
+
+
+def _to_its_end(run: TargetRun) -> bool:
+    return run.start_error is None and run.ended_by in ("itself", "window")
 
 
 def _with_slowdown(passes: Sequence[PassRecord]) -> list[PassRecord]:
@@ -275,7 +283,7 @@ def _with_slowdown(passes: Sequence[PassRecord]) -> list[PassRecord]:
 def _slowed(record: PassRecord, bare: list[float], passes: Sequence[PassRecord]) -> PassRecord:
     """The ratio of the means of the passes with the same collectors and of the bare passes, with its interval."""
     run = record.run
-    if not bare or run is None or run.ended_by not in ("itself", "window"):
+    if not bare or run is None or not _to_its_end(run):
         return record
     own = [p.run.wall_s for p in passes if p.collectors == record.collectors and p.role == "profiled" and p.run]
     return replace(record, slowdown=run.wall_s / statistics.mean(bare), slowdown_ci95=stats.ratio(own, bare).ci95)
@@ -283,7 +291,7 @@ def _slowed(record: PassRecord, bare: list[float], passes: Sequence[PassRecord])
 
 def _timing(passes: Sequence[PassRecord]) -> dict[str, Metric]:
     """The figures of the bare passes: what the program takes when nobody looks."""
-    runs = [(p.id, p.run) for p in passes if p.role == "bare" and p.run and p.run.ended_by in ("itself", "window")]
+    runs = [(p.id, p.run) for p in passes if p.role == "bare" and p.run and _to_its_end(p.run)]
     metrics = {}
     for name, unit in (("wall_s", "s"), ("user_s", "s"), ("sys_s", "s"), ("max_rss_bytes", "bytes")):
         known = [(id_, getattr(run, name)) for id_, run in runs if getattr(run, name) is not None]

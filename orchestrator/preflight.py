@@ -6,12 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator import launching
 from orchestrator.env_steps.base import Step, too_late
 from orchestrator.errors import PreflightError
 from orchestrator.model import Check, Pass
 
 if TYPE_CHECKING:
     from orchestrator.collectors.base import Collector
+    from orchestrator.launching import Hurdle
     from orchestrator.machine import Machine
     from orchestrator.resolve import Run
 
@@ -22,10 +24,14 @@ class Preflight:
 
     checks: tuple[tuple[Collector, tuple[Check, ...]], ...]
     steps: tuple[tuple[Step, tuple[Check, ...]], ...] = ()
+    target: tuple[Check, ...] = ()
+    """What of the command itself stands in the way."""
 
     def every(self) -> Iterator[Check]:
-        """All checks, those of the collectors first."""
-        return (check for _, checks in (*self.checks, *self.steps) for check in checks)
+        """All checks: those of the command, of the collectors, of the steps."""
+        yield from self.target
+        for _, checks in (*self.checks, *self.steps):
+            yield from checks
 
     def of(self, collector: Collector) -> tuple[Check, ...]:
         return next((checks for member, checks in self.checks if member is collector or member == collector), ())
@@ -48,7 +54,7 @@ class Preflight:
             return None
         bad_ones = [bad for _, checks in self.checks if (bad := _obstacle(checks))]
         said = "\n".join(f"  {check.subject}: {check.message}" for check in bad_ones)
-        return PreflightError(f"nothing in this plan can run here:\n{said}", "", _fixes(bad_ones))
+        return PreflightError(f"nothing in this plan can run here:\n{said}", "", _fixes([*self.target, *bad_ones]))
 
 
 def preflight(run: Run, machine: Machine) -> Preflight:
@@ -62,10 +68,12 @@ def preflight(run: Run, machine: Machine) -> Preflight:
 
 def ask(run: Run, machine: Machine) -> Preflight:
     """What every collector and every environment step says of this machine."""
-    members = tuple((member, tuple(_checks(member, machine, bool(run.pids)))) for member in run.collectors())
+    hurdles = () if run.pids else launching.hurdles(run.target.argv, _wanted_in_a_container(run))
+    members = tuple((member, tuple(_checks(member, machine, run, hurdles))) for member in run.collectors())
     steps = tuple((step, tuple(_of_step(step, machine))) for step in run.plan.environment)
     watched = any(member.use == "monitor" for member in run.collectors())
-    return Preflight(members, steps if watched else tuple(_unwatched(steps)))
+    about = tuple(_about(hurdle) for hurdle in hurdles if hurdle.far or run.plan.target.inject)
+    return Preflight(members, steps if watched else tuple(_unwatched(steps)), about)
 
 
 def _of_step(step: Step, machine: Machine) -> list[Check]:
@@ -86,9 +94,35 @@ def _unwatched(steps: Sequence[tuple[Step, tuple[Check, ...]]]) -> Iterator[tupl
         yield step, (*checks, Check(subject, "warn", said, "add the collector monitor to the plan"))
 
 
-def _checks(collector: Collector, machine: Machine, attaching: bool) -> list[Check]:
-    obstacle = collector.obstacle_to_attach(machine) if attaching else None
+def _checks(collector: Collector, machine: Machine, run: Run, hurdles: Iterable[Hurdle]) -> list[Check]:
+    obstacle = collector.obstacle_to_attach(machine) if run.pids else _out_of_reach(collector, hurdles)
     return [obstacle] if obstacle else _asked(collector, machine)
+
+
+_CAPABILITIES = {
+    "py-spy": "SYS_PTRACE", "strace": "SYS_PTRACE", "dumps": "SYS_PTRACE", "perf": "PERFMON", "ncu": "SYS_ADMIN",
+}  # fmt: skip
+
+
+def _wanted_in_a_container(run: Run) -> tuple[str, ...]:
+    wanted = (_CAPABILITIES.get(member.use) for member in run.collectors())
+    return tuple(sorted({one for one in wanted if one}))
+
+
+def _about(hurdle: Hurdle) -> Check:
+    meant = "what is measured is this command, not the program" if hurdle.far else "no steps, no seeds there"
+    return Check("target", "warn", f"{hurdle.name}: {hurdle.why}; {meant}", hurdle.way)
+
+
+def _out_of_reach(collector: Collector, hurdles: Iterable[Hurdle]) -> Check | None:
+    """That it would say things of a client that nobody has asked for, or can't get in. The way out is told once, with
+    the command."""
+    for hurdle in hurdles:
+        if collector.injects and not hurdle.gets_in:
+            return Check(collector.use, "blocked", f"can't get into what `{hurdle.name}` starts: {hurdle.why}")
+        if hurdle.far and not collector.from_afar and not collector.injects:
+            return Check(collector.use, "blocked", f"would see `{hurdle.name}` alone: {hurdle.why}")
+    return None
 
 
 def _asked(one: Collector | Step, machine: Machine) -> list[Check]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from orchestrator.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND
-from orchestrator.model import Child, Exit, Process
+from orchestrator.model import Child, Exit, Process, Target
 from orchestrator.names import numbers_in
 
 MARKER = "PROFRUN_RUN"
@@ -41,6 +41,7 @@ _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "ppc64le": 261,
 """The number of the system call, by architecture: glibc has no function for it."""
 _MPOL_PREFERRED = 1
 _PERSONALITY_AS_IT_IS = 0xFFFFFFFF
+_PF_KTHREAD = 0x00200000
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
@@ -250,6 +251,17 @@ def start(spec: Spec, *, gated: bool = False) -> Started:
     return Started(pid, failure)
 
 
+def become(target: Target, env: Mapping[str, str], argv: Sequence[str] = ()) -> NoReturn:
+    """This process becomes the program, with the number, descriptors and terminal that it has; `argv`: what is to
+    start it. Raises OSError when it can't."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+        signal.signal(number, signal.SIG_DFL)
+    os.chdir(target.cwd)
+    if argv:
+        os.execve(argv[0], [*argv, target.exe, *target.argv[1:]], env)
+    os.execve(target.exe, target.argv, env)
+
+
 @contextlib.contextmanager
 def stopped_child() -> Iterator[int]:
     """The pid of a child that stands still before its exec, as a gated target does: to try what may be done to one."""
@@ -296,7 +308,19 @@ def _become(
 
 
 def _why(error: BaseException) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    """What went wrong with which file. The kernel names a script where it misses the script's interpreter."""
+    if not isinstance(error, OSError):
+        return f"{type(error).__name__}: {error}"
+    said, file = error.strerror or str(error), error.filename
+    if error.errno == errno.ENOEXEC:
+        return f"{said}: {file}; a script's first line names what is to run it, as #!/bin/sh does"
+    if error.errno != errno.ENOENT or not os.path.isfile(file or ""):  # noqa: PTH113
+        return f"{said}: {file}" if file else said
+    with Path(file).open("rb") as script:
+        first = script.readline(512)
+    words = os.fsdecode(first[2:]).split(" ") if first.startswith(b"#!") else []
+    wanted = next((repr(word.rstrip("\n")) for word in words if word), "its loader")
+    return f"{said}: {wanted}, which is to run {file}"
 
 
 def _apply(child: Child) -> dict[str, OSError]:
@@ -654,15 +678,49 @@ def image(pid: int) -> tuple[int, ...] | None:
         return None
 
 
+def status_of(pid: int) -> dict[str, str]:
+    """The lines of /proc/PID/status by name (Name, Tgid, PPid, TracerPid, Uid ...); empty when it is gone."""
+    try:
+        text = (_PROC / str(pid) / "status").read_text(errors="replace")
+    except OSError:
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+
+
 def tracer_of(pid: int) -> int:
     """The pid of its ptrace tracer; 0 when it has none or is gone."""
+    return int(status_of(pid).get("TracerPid", 0))
+
+
+def is_of_kernel(pid: int) -> bool:
+    """Whether it is a thread of the kernel, which runs no program (proc(5), flags of /proc/PID/stat: PF_KTHREAD)."""
     try:
-        for line in (_PROC / str(pid) / "status").read_text(errors="replace").splitlines():
-            if line.startswith("TracerPid:"):
-                return int(line.split()[1])
+        fields = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        return bool(int(fields[6]) & _PF_KTHREAD)
+    except (OSError, IndexError, ValueError):
+        return False
+
+
+def is_readable(pid: int) -> bool:
+    """Whether we may know what it executes: what is refused there is refused to the profilers, too."""
+    try:
+        os.readlink(_PROC / str(pid) / "exe")  # noqa: PTH115
+    except PermissionError:
+        return False
     except OSError:
-        pass
-    return 0
+        return True
+    return True
+
+
+def may_trace(pid: int) -> bool:
+    """Whether we may trace it, as the kernel says of reading its memory (proc(5)); it is not touched, nor even read."""
+    try:
+        os.close(os.open(_PROC / str(pid) / "mem", os.O_RDONLY | os.O_CLOEXEC))
+    except PermissionError:
+        return False
+    except OSError:  # it has ended
+        return True
+    return True
 
 
 def argv_of(pid: int) -> tuple[str, ...]:
@@ -709,6 +767,38 @@ def exe_of(pid: int) -> str | None:
         return os.readlink(_PROC / str(pid) / "exe").removesuffix(" (deleted)")  # noqa: PTH115 - a deleted file is no Path
     except OSError:
         return None
+
+
+def pid_namespace(pid: int | str) -> int | None:
+    """The inode of the namespace that its children's and its own pids belong to; None when it is not ours to know."""
+    try:
+        return (_PROC / str(pid) / "ns/pid").stat().st_ino
+    except OSError:
+        return None
+
+
+def pid_here(pid: int, namespace: int) -> int | None:
+    """The pid, as it is seen from here, of a process that has another one in its own namespace (proc(5), NSpid of
+    /proc/PID/status); None when there is none, or which one it is can't be told."""
+    found = [
+        number
+        for number in everybody()
+        if status_of(number).get("NSpid", "").split()[1:][-1:] == [str(pid)]
+        and pid_namespace(number) in (namespace, None)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def sees(pid: int, path: str) -> bool | None:
+    """Whether there is such a file for that process, whose root may be a container's; None when it is not ours to
+    know."""
+    try:
+        (_PROC / str(pid) / "root" / path.lstrip("/")).stat()
+    except FileNotFoundError:
+        return False if alive(pid) else None
+    except OSError:
+        return None
+    return True
 
 
 def describe(pid: int) -> Process:

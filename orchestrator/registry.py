@@ -28,6 +28,7 @@ COLLECTORS = {
     "nsys": "orchestrator.collectors.nsys:Nsys",
     "ncu": "orchestrator.collectors.ncu:Ncu",
     "torch": "orchestrator.collectors.torch:Torch",
+    "dumps": "orchestrator.collectors.dumps:Dumps",
 }
 
 ENVIRONMENT = {
@@ -47,6 +48,7 @@ ENVIRONMENT = {
 RULES = {
     "data_quality": "orchestrator.diagnose.data_quality:RULES",
     "environment": "orchestrator.diagnose.environment:RULES",
+    "hang": "orchestrator.diagnose.hang:RULES",
 }
 
 

@@ -13,6 +13,7 @@ from orchestrator import tables
 from orchestrator.errors import ReportError
 from orchestrator.model import (
     Artifact,
+    Attached,
     Capture,
     Clock,
     Evidence,
@@ -214,7 +215,9 @@ def run_from(data: Mapping[str, Any] | None) -> TargetRun | None:
     processes = {k: tuple(Process(p["pid"], tuple(p["argv"])) for p in data[k]) for k in ("leftovers", "killed")}
     end = Exit(**data["exit"]) if data["exit"] else None
     seen = tuple(SeenPython(**{**p, "argv": tuple(p["argv"])}) for p in data.get("pythons", ()))
+    looked_at = tuple(Attached(**{**p, "argv": tuple(p["argv"])}) for p in data.get("attached", ()))
     rest = {"argv": tuple(data["argv"]), "notes": tuple(data["notes"]), "exit": end, "pythons": seen}
+    rest |= {"attached": looked_at}
     return TargetRun(**{**data, **processes, **rest})
 
 

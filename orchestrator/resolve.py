@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import process
-from orchestrator.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, StartError, UsageError
-from orchestrator.model import Child, Pass, Target, Window
+from orchestrator import armed, attached, process
+from orchestrator.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, PreflightError, StartError, UsageError
+from orchestrator.model import Attached, Child, Pass, Target, Window
 from orchestrator.names import numbers_in
 from orchestrator.units import Times
 from orchestrator.visible import ORDER, VARIABLE
@@ -37,7 +37,9 @@ class Run:
     passes: tuple[Pass, ...]
     env_set: Mapping[str, str] = field(default_factory=dict)
     pids: tuple[int, ...] = ()
-    """Processes that run already, to be looked at instead of a program to be started."""
+    """Processes that run already, to be looked at instead of a program to be started; none in the tree of another."""
+    attached: tuple[Attached, ...] = ()
+    """Those with all that they had started by then, parents before children."""
     env_unknown: str | None = None
     """Why `target.env` is not what those processes were started with; None: it is."""
 
@@ -82,25 +84,50 @@ def without_command(plan: Plan) -> Run:
 def attach(plan: Plan, pids: Sequence[int], duration_s: float | None, first_index: int = 1) -> Run:
     """The run that looks at processes which already run: one pass a group, for `duration_s` or until they end.
 
-    Raises UsageError when one of them does not exist."""
+    Raises UsageError when one of them does not exist or is no process of a program, PreflightError when it is not ours
+    to look at."""
     for pid in pids:
-        if not process.alive(pid):
-            raise UsageError(f"there is no process {pid}", "it has ended, or never was", "look it up: pgrep -af python")
-    argv = process.argv_of(pids[0]) or (f"pid {pids[0]}",)
-    env, env_unknown = _env_of(pids)
-    looked_at = Target(argv, process.exe_of(pids[0]) or "", _cwd_of(pids[0]), env)
+        refusal = attached.obstacle(pid)
+        if refusal and not (isinstance(refusal, PreflightError) and _only_counted(plan)):
+            raise refusal
+    found = attached.look(pids)
+    programs = attached.programs_of(found)
+    if not programs:  # it has ended just now
+        raise attached.gone(pids[0])
+    env, env_unknown = _env_of([one.pid for one in programs])
+    argv, exe = programs[0].argv, process.exe_of(programs[0].pid) or ""
+    looked_at = Target(argv or (f"pid {pids[0]}",), exe, _cwd_of(programs[0].pid), env)
+    looks = [p for p in passes(plan) if p.role == "profiled"]
+    span = _window_to_attach(plan, duration_s, looks, found)
+    planned = tuple(replace(p, id=f"p{i:02d}", index=i, window=span) for i, p in enumerate(looks, first_index))
+    return Run(plan, looked_at, planned, pids=attached.roots(pids), attached=found, env_unknown=env_unknown)
+
+
+def _only_counted(plan: Plan) -> bool:
+    """Whether somebody is to look who sees a part of any process: the monitor, which reads what all may read."""
+    return any(collector.use == "monitor" for group in plan.groups() for collector in group)
+
+
+def _window_to_attach(plan: Plan, duration_s: float | None, looks: Sequence[Pass], found: Sequence[Attached]) -> Window:
     span = window(plan) or Window()
     if span.steps is not None and duration_s is None:
-        raise UsageError(
-            "the plan's window is in steps, and steps are seen only in a program that profrun starts",
-            "",
-            "profrun PLAN --pid PID --duration 30s",
-        )
+        _check_steps_are_counted(looks, found)
+        return replace(span, then="continue")
     span = replace(span, skip=0, steps=None) if span.steps is not None else span
-    span = replace(span, for_s=duration_s if duration_s is not None else span.for_s, then="continue")
-    looks = (p for p in passes(plan) if p.role == "profiled")
-    planned = tuple(replace(p, id=f"p{i:02d}", index=i, window=span) for i, p in enumerate(looks, first_index))
-    return Run(plan, looked_at, planned, pids=tuple(pids), env_unknown=env_unknown)
+    return replace(span, for_s=duration_s if duration_s is not None else span.for_s, then="continue")
+
+
+def _check_steps_are_counted(looks: Sequence[Pass], found: Sequence[Attached]) -> None:
+    """In what runs already only the collector torch counts steps, and only where it can be woken."""
+    told = "profrun PLAN --pid PID --duration 30s"
+    if not (armed.find(found) or armed.open_to_us(found)):
+        seen = "steps are seen only in a program that profrun has started, with `profrun arm -- COMMAND` at least"
+        raise UsageError("the plan's window is in steps", seen, told)
+    others = [p for p in looks if not any(collector.use == "torch" for collector in p.members)]
+    if others:
+        who = ", ".join(dict.fromkeys(collector.use for p in others for collector in p.members))
+        why = f"in what runs already torch alone counts them, and {who} looks at another time"
+        raise UsageError("the plan's window is in steps", why, f"{told}, or --only torch")
 
 
 def tell(machine: Machine, run: Run) -> None:
@@ -112,7 +139,7 @@ def tell(machine: Machine, run: Run) -> None:
         wanted = wanted.then(step.child())
     machine.target_env = wanted.environment(run.target.env)
     machine.target_env_unknown = run.env_unknown
-    machine.target_pids = tuple(run.pids)
+    machine.target_pids, machine.attached, machine.armed = run.pids, run.attached, armed.find(run.attached)
     machine.target_cpus = wanted.affinity or _cpus_of_node(machine, wanted.numa_node)
 
 

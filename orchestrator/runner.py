@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from orchestrator import __version__, collect, folder, picks, process, redact, registry, resolve
+from orchestrator import __version__, attached, collect, folder, picks, process, redact, registry, resolve
 from orchestrator.environment import Environment, alike_once
 from orchestrator.errors import EXIT_CAPTURE, FolderError, ReportError, UsageError
 from orchestrator.guard import Guard
 from orchestrator.live import Context
 from orchestrator.machine import Machine
-from orchestrator.model import IN_FORCE, Capture, Child, Outcome, Pass, PassRecord, Picks, Status, StepRecord
+from orchestrator.model import IN_FORCE, USABLE, Capture, Child, Outcome, Pass, PassRecord, Picks, Status, StepRecord
 from orchestrator.normalise import Normalised, bare_run, normalise
 from orchestrator.outcome import judge
 from orchestrator.plan import Plan
@@ -111,6 +111,8 @@ class State:
     guard: Guard | None = None
     environment: Environment | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    told: dict[str, Any] = field(default_factory=dict)
+    """What captures of this run have told the passes after them."""
     passes: list[PassRecord] = field(default_factory=list)
     captures: list[Capture] = field(default_factory=list)
     report: Report = None  # type: ignore[assignment]
@@ -142,6 +144,7 @@ def _run(state: State) -> None:
             stage(state)
     finally:
         restore(state)
+    state.signals.at_first = lambda: state.console.warn("the report is being finished; a second signal leaves it as it is")
     for stage in (keep_raw, keep_log, normalise_and_render, keep_log):
         stage(state)
 
@@ -272,12 +275,25 @@ def restore(state: State) -> None:
 def keep_raw(state: State) -> None:
     """raw/run.json: all that a rebuild needs beside the tools' own files. Where the disk does not take it (OSError), it
     is kept in scratch space."""
+    _see_to_plan(state)
     try:
         state.folder.write_json("raw/run.json", _raw(state))
     except OSError:
         with contextlib.suppress(OSError):
             state.folder.elsewhere(_scratch(state)).write_json("run.json", _raw(state))
         raise
+    _clear_scratch(state)  # now: should profrun be killed while it parses, nobody would
+
+
+def _see_to_plan(state: State) -> None:
+    """A target that tidies up may have taken the folder for its own. Nothing is rebuilt without the plan."""
+    if state.request.into or (state.folder.path / "plan.yaml").exists():
+        return
+    state.console.warn(
+        f"{state.folder.path} was deleted while the run went on: what raw/ had of earlier passes is lost"
+    )
+    with contextlib.suppress(OSError):
+        state.folder.write("plan.yaml", dump(_named(state.run)))
 
 
 def _keep_so_far(state: State) -> None:
@@ -322,11 +338,15 @@ def keep_log(state: State) -> None:
 
 def tidy_up(state: State) -> None:
     """Removes the scratch space, unless it holds what the report's disk has not taken."""
-    if state.scratch and not any(_unmoved(state.scratch)):
-        folder.remove(state.scratch)
+    _clear_scratch(state)
     for kept in (state.scratch, state.folder and state.folder.path):
         if kept and kept.exists():
             folder.hand_over(kept)
+
+
+def _clear_scratch(state: State) -> None:
+    if state.scratch and not any(_unmoved(state.scratch)):
+        folder.remove(state.scratch)
 
 
 def rebuild(target: folder.Folder, plan: Plan, console: Console) -> Report:
@@ -446,6 +466,7 @@ def _run_pass(state: State, planned: Pass, stdin: Stdin) -> None:
             status: Status = "blocked" if obstacle.verdict == "blocked" else "skipped"
             reason = obstacle.message + (f"; {obstacle.fix}" if obstacle.fix else "")
             state.captures.append(_not_run(planned, member, status, reason))
+    able = _willing(state, planned, able)
     able, found = _with_picks(state, planned, able)
     if not able:
         return
@@ -460,6 +481,22 @@ def _run_pass(state: State, planned: Pass, stdin: Stdin) -> None:
         _set_aside(state.folder.raw(f"{planned.id}-target"), attempt)
     state.passes.append(record)
     state.captures += captures
+    state.told |= _told_by(planned, captures)
+
+
+def _willing(state: State, planned: Pass, able: tuple[Collector, ...]) -> tuple[Collector, ...]:
+    """The members that have nothing against taking part, after what earlier passes have told."""
+    answers = [(member, member.declines(state.told, bool(state.run.pids))) for member in able]
+    state.captures += [_not_run(planned, member, "skipped", why) for member, why in answers if why]
+    return tuple(member for member, why in answers if not why)
+
+
+def _told_by(planned: Pass, captures: Sequence[Capture]) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for member, capture in zip(planned.members, captures, strict=True):
+        with contextlib.suppress(Exception):  # whoever parses it later says what is wrong with it
+            told.update(member.tells(capture) if capture.status in USABLE else {})
+    return told
 
 
 def _with_picks(state: State, planned: Pass, able: tuple[Collector, ...]) -> tuple[tuple[Collector, ...], Picks | None]:
@@ -494,7 +531,7 @@ def _attempt(
     expected_s = wall_s * resolve.slowdown(planned) if wall_s is not None else None
     state.console.pass_begins(planned, expected_s)
     guard = _guard(state)
-    guard.pass_begins(f"{state.info.id}/{planned.id}", state.request.pids)
+    guard.pass_begins(f"{state.info.id}/{planned.id}", _pids(state))
     try:
         record, captures = collect.run_pass(planned, replace(_context(state, planned, stdin), picks=found), attempt)
     except OSError as error:
@@ -505,6 +542,11 @@ def _attempt(
             state.folder.write_json(f"raw/{capture.id}/command.json", capture_record(capture))
     state.console.pass_ends(record, captures)
     return record, captures
+
+
+def _pids(state: State) -> tuple[int, ...]:
+    """The named processes that are still there; a number that is another process's by now is none of them."""
+    return tuple(one.pid for one in state.run.attached if one.parent is None and attached.lives(one))
 
 
 def _cut_off(state: State, planned: Pass, error: OSError) -> tuple[PassRecord, list[Capture]]:
@@ -546,9 +588,9 @@ def _context(state: State, planned: Pass, stdin: Stdin) -> Context:
         ok_exit_codes=frozenset(plan.target.ok_exit_codes),
         redact=redact.argv,
         outputs=request.outputs if first or request.show_all_output else None,
-        facts={**state.facts, **_left_by_bare(state), "environment": _in_force(state)},
+        facts={**state.facts, **state.told, **_left_by_bare(state), "environment": _in_force(state)},
         bare_wall_s=_bare_wall_s(state),
-        pids=request.pids,
+        pids=_pids(state),
         on_start=_guard(state).started,
         inject={"ranges": plan.ranges, "digest": request.verify_repeatable} if plan.target.inject else None,
     )
@@ -576,7 +618,7 @@ def _refusal(state: State, planned: Pass, spent_s: float) -> tuple[Status, str] 
     failed = _failed_bare(state)
     if failed and not state.request.keep_going:
         return "cancelled", f"the first bare run failed ({failed}); --keep-going runs the other passes all the same"
-    if state.run.pids and not any(map(process.alive, state.run.pids)):
+    if state.run.pids and not _pids(state):
         return "empty", f"process {', '.join(map(str, state.run.pids))} had ended before this pass"
     for place in (state.folder.path, _scratch(state)):
         if shutil.disk_usage(place).free < folder.NEEDED_BYTES:

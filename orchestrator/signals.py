@@ -46,6 +46,8 @@ class Signals:
         self._before: dict[int, Any] = {}
         self._pid = os.getpid()
         self.held = False
+        self.at_first: Callable[[], None] = lambda: None
+        """Called with the first one that comes while nobody holds them: what it does to what is going on."""
 
     def __enter__(self) -> Signals:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -73,6 +75,9 @@ class Signals:
         self._received.append(number)
         with contextlib.suppress(OSError):
             os.write(self._write, b"!")
+        if not self.held and len(self._received) == 1:
+            with contextlib.suppress(RuntimeError):  # amid another line on the same stream
+                self.at_first()
         if not self.held and len(self._received) > 1:
             raise KeyboardInterrupt(number)
 

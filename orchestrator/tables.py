@@ -120,6 +120,11 @@ class Table:
             first["rank"] = [rank] * len(self)
         return replace(self, columns={**first, **self.columns})
 
+    def with_ranks(self, ranks: Mapping[int, int]) -> Table:
+        """The same table with each row's rank by its `pid` as its first column; itself where none is known."""
+        found = [ranks.get(pid) for pid in self.columns.get("pid", ())]
+        return self if found.count(None) == len(found) else replace(self, columns={"rank": found, **self.columns})
+
 
 def _columns(*columns: Column) -> tuple[Column, ...]:
     return (Column("capture", "str", "the capture that the row comes from", key=True), *columns)
@@ -393,7 +398,8 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         Column(
             "source",
             "str",
-            "host, core, process, tree (all processes of the target), gpu, gpu_process, or the monitor itself",
+            "host, core, process, memory (the maps of a process), tree (all processes of the target), gpu, "
+            "gpu_process, or the monitor itself",
             key=True,
         ),
         Column("subject", "str", "which one: a core, a pid, a GPU's UUID, UUID/pid; else empty", key=True),
@@ -437,6 +443,59 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         Column("allocated_bytes", "int", "allocated on that device after it", "bytes"),
         Column("reserved_bytes", "int", "reserved by the allocator after it", "bytes"),
         Column("op", "str", "innermost operator in which it happened"),
+    ),
+    "threads": _columns(
+        _PID,
+        Column("process", "str", "command of the process; unknown for a rank that was not found"),
+        Column("tid", "int", "thread id; that of the main thread is the pid"),
+        Column("thread", "str", "name of the thread"),
+        Column(
+            "state",
+            "str",
+            "the kernel's letter at the second look (R, S, D, T, t ...); ended: meanwhile; gone: a rank whose process "
+            "is no more; not seen: a rank on another machine, or outside of what was looked at",
+        ),
+        Column("moved", "bool", "whether it got anywhere between the two looks; unknown where it may only spin"),
+        Column("apart_ms", "float", "time between the two looks", "ms"),
+        Column("cpu_ms", "float", "CPU time that it used meanwhile", "ms"),
+        Column("switches", "int", "context switches meanwhile: how often it woke, or was put aside"),
+        Column("wchan", "str", "function of the kernel in which it waits"),
+        Column("syscall", "str", "system call in which it is, or its number"),
+        Column(
+            "doing",
+            "str",
+            "collective, rendezvous, data loader, CUDA, thread join, lock, queue, child, pipe, network, file, file "
+            "lock, sleep, events, idle worker, launcher, stopped, running; unknown where nothing tells",
+        ),
+        Column("what", "str", "which collective, file, socket or pipe that is"),
+        Column("function", "str", "innermost function of the program's own code, else of any"),
+        Column("file", "str", "its file"),
+        Column("line", "int", "its line"),
+        Column("stack", "str", "frames at the first look, as in stacks; native ones, of the second, without a file"),
+        Column("stack_later", "str", "frames at the second look, where they differ"),
+        Column("unread", "str", "why Python frames are missing"),
+        Column("recorder", "bool", "whether its process was started with a flight recorder that can be asked"),
+        Column("world_size", "int", "ranks of the job, as its environment says"),
+    ),
+    "collectives": _columns(
+        _PID,
+        Column("group", "str", "process group", key=True),
+        Column("description", "str", "what its maker calls it"),
+        Column("ranks", "str", "its members, as 0,1; unknown where the recorder was not told"),
+        Column("seq", "int", "serial number within the group, counted by each rank; of send and receive their own"),
+        Column("op", "str", "all_reduce, broadcast ...", key=True),
+        Column("is_p2p", "bool", "send or receive: between two ranks"),
+        Column("state", "str", "scheduled, started or completed, as far as the recorder follows it"),
+        Column("done", "bool", "whether it has ended"),
+        Column("input_sizes", "str", "shapes of its input tensors"),
+        Column("output_sizes", "str", "shapes of its output tensors"),
+        Column("dtypes", "str", "types of its input"),
+        Column("created_ns", "int", "when the program called it", "ns"),
+        Column("waited_ns", "int", "from there to the writing of the file; unknown where it has ended", "ns"),
+        Column("function", "str", "function of the program that called it"),
+        Column("file", "str", "its file"),
+        Column("line", "int", "its line"),
+        Column("fresh", "bool", "the file was written when profrun asked; else it is older"),
     ),
     "kernel_metrics": _columns(
         _PID,

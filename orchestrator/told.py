@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import steps
+from orchestrator import launching, steps
 from orchestrator.errors import ParseError
 from orchestrator.formats import injected
 from orchestrator.model import PassRecord, SeenPython
@@ -187,10 +187,24 @@ def why_shut_out(argv: Sequence[str]) -> str | None:
     return None
 
 
-def _why_not(seen: SeenPython) -> str:
+def _why_not(seen: SeenPython, command: Sequence[str]) -> str:
+    hurdle = next(iter(launching.hurdles(command)), None)
+    if seen.injected is False and hurdle:
+        return f"`{hurdle.name}`: {hurdle.why}; {hurdle.way}"
     if seen.injected is False:
-        return "what started it has dropped profrun's variables from its environment"
+        by = launching.wrapper_of(command)
+        starter = f"what started it (`{by}`, it seems)" if by else "what started it"
+        return f"{starter} has dropped profrun's variables from its environment"
+    if seen.in_reach is False:
+        return (
+            "profrun's own folder and the pass's are not to be seen where it runs, as in a container: show them there "
+            "under the same paths, or run profrun inside"
+        )
     return why_shut_out(seen.argv) or "it never signed in: no CPython, or it ended before it could"
+
+
+def _command(record: PassRecord) -> tuple[str, ...]:
+    return record.run.argv if record.run else ()
 
 
 def _not_in_force(record: PassRecord, processes: Sequence[injected.Signed]) -> list[str]:
@@ -199,7 +213,7 @@ def _not_in_force(record: PassRecord, processes: Sequence[injected.Signed]) -> l
     silent = [python for python in seen if python.pid not in {process.pid for process in processes}]
     reasons: dict[str, list[int]] = {}
     for python in silent:
-        reasons.setdefault(_why_not(python), []).append(python.pid)
+        reasons.setdefault(_why_not(python, _command(record)), []).append(python.pid)
     return [
         f"profrun's part is not in force in pid {', '.join(map(str, pids))}: {why} (no steps, no seeds there)"
         for why, pids in reasons.items()
@@ -236,7 +250,7 @@ def _started(
                 "seeds": None,
                 "ended": False,
                 "in_force": False,
-                "why_not": _why_not(python),
+                "why_not": _why_not(python, _command(record)),
                 **_attributes(python),
             }
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from orchestrator import tables
 from orchestrator.model import (
     Artifact,
+    Attached,
     Capture,
     Clock,
     Evidence,
@@ -59,6 +60,22 @@ def build(folder: Path) -> Report:
         folder=folder,
     )
     return replace(report, tables={t.name: write(folder, t) for t in _tables()})
+
+
+def job(folder: Path) -> Report:
+    """Two looks at a job that ran already: a rank ended, another came, and one was left stopped."""
+    launcher = Attached(7, ("torchrun", "t.py"), 7, 70, wrapper="torchrun", state_before="S", state_after="S")
+    words, size = ("python", "t.py", EVIL), 3
+    ranks = [
+        Attached(8, words, 8, 80, 7, True, True, None, 0, 0, size, "R", 0, "S"),
+        Attached(9, words, 9, 90, 7, True, True, None, 1, 1, size, "T", 0, "T", 99),
+        Attached(11, words, 11, 110, 7, True, True, None, 2, 2, size, "S", 0, None),
+    ]
+    late = Attached(12, ("sh",), 8, 120, 8, state_after="T")
+    looks = ((launcher, *ranks), (launcher, *(replace(one, state_after="R") for one in ranks[:1]), ranks[1], late))
+    runs = [TargetRun(words, 7, 0, 1, 1.0, None, ended_by="detached", attached=look) for look in looks]
+    passes = tuple(PassRecord(f"p0{n}", "profiled", ("py-spy",), run=run) for n, run in enumerate(runs, 1))
+    return replace(bare(folder), outcome=Outcome("ok", 0, ""), passes=passes)
 
 
 def bare(folder: Path) -> Report:

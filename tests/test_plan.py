@@ -19,7 +19,7 @@ from orchestrator.planfile import plans
 from orchestrator.units import Times
 
 SMALL = "version: 1\ncollectors: [{use: timing}]\n"
-KNOWN = "known: monitor, ncu, nsys, perf, py-spy, strace, timing, torch"
+KNOWN = "known: dumps, monitor, ncu, nsys, perf, py-spy, strace, timing, torch"
 
 
 @pytest.fixture

@@ -34,6 +34,12 @@ def test_a_summary_is_read_back_as_it_was(folder: Path) -> None:
     assert json.loads(json.dumps(summary(load(folder)))) == written
 
 
+def test_what_was_looked_at_is_read_back_as_it_was(tmp_path: Path) -> None:
+    report = sample_report.job(tmp_path)
+    (tmp_path / "summary.json").write_text(json.dumps(summary(report)))
+    assert load(tmp_path).passes == report.passes
+
+
 def test_a_summary_obeys_its_schema(folder: Path) -> None:
     written = json.loads((folder / "summary.json").read_text())
     jsonschema.validate(written, json_schema())

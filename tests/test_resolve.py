@@ -114,5 +114,7 @@ def test_a_program_that_runs_already_has_its_own_environment() -> None:
 
 def test_an_environment_that_can_not_be_read_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.process.environ_of", lambda _pid: None)
-    told = _told(resolve.attach(_plan("[]"), [os.getpid()], None))
-    assert told.target_env == {} and f"of {os.getpid()} can't be read" in (told.target_env_unknown or "")
+    with subprocess.Popen(["sleep", "300"]) as one:
+        told = _told(resolve.attach(_plan("[]"), [one.pid], None))
+        one.kill()
+    assert told.target_env == {} and f"of {one.pid} can't be read" in (told.target_env_unknown or "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ from orchestrator.planfile import plans
 from orchestrator.units import Times
 
 NAMES = (
-    "attach", "auto", "cpu-deep", "cpu-quick", "gpu-deep", "gpu-quick", "io", "night", "torch-deep", "torch-memory",
+    "attach", "auto", "cpu-deep", "cpu-quick", "gpu-deep", "gpu-quick", "hang", "io", "night", "torch-deep",
+    "torch-memory",
 )  # fmt: skip
 VERBS = (
     "run", "check", "templates", "init", "doctor", "env", "import", "report", "show", "open", "compare", "history",
-    "nightly", "share", "export", "schema", "arm", "hang", "completion",
+    "nightly", "share", "export", "schema", "arm", "completion",
 )  # fmt: skip
 
 
@@ -186,8 +187,10 @@ def machine() -> Machine:
 def test_each_template_can_be_looked_at_before_it_runs(name: str, machine: Machine, tmp_path: Path) -> None:
     short = [f"environment.{step.use}.over=10ms" for step in load(name).environment if hasattr(step, "over")]
     plan = plans.load(plans.find(name), short)
-    pids = (os.getpid(),) if name == "attach" else ()
-    told = dry_run(plan, () if pids else ("true",), machine, tmp_path, (pids, None))
+    with subprocess.Popen(["sleep", "1000"]) as running:
+        pids = (running.pid,) if name in ("attach", "hang") else ()
+        told = dry_run(plan, () if pids else ("true",), machine, tmp_path, (pids, None))
+        running.kill()
     assert [planned.id for planned, _ in told.passes][:1] == ["p01"]
     assert {step.use for step, _ in told.found.steps} == {step.use for step in plan.environment}
     assert "its checks failed" not in told.text()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -57,6 +57,9 @@ class Collector(BaseModel):
     """Works through profrun's part in the target's Python."""
     can_attach: ClassVar[bool] = True
     """Can look at any process that already runs."""
+    from_afar: ClassVar[bool] = False
+    """Says something also of a program that is started elsewhere, by whoever is asked for it, such as in a docker
+    container."""
     alone: ClassVar[bool] = False
     """Measures the undisturbed run: it shares a pass with nobody."""
 
@@ -113,6 +116,15 @@ class Collector(BaseModel):
             return None
         said = "can't look at a process that already runs"
         return Check(self.use, "missing", said, "start the program with it: profrun PLAN -- COMMAND")
+
+    def tells(self, capture: Capture) -> Mapping[str, Any]:
+        """What later passes of the run may go by (`Job.facts`), read from a usable capture before the machine is
+        restored, and so in no time. Raises ParseError when it can't be read."""
+        return {}
+
+    def declines(self, facts: Mapping[str, Any], attaching: bool) -> str | None:
+        """Why it had better not run, after what earlier passes have told; None: nothing speaks against it."""
+        return None
 
     def launch(self, job: Job) -> Launch:
         """How it takes part in the pass."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from orchestrator import gpus, sampler
+from orchestrator import gpus, launching, sampler
 from orchestrator.collectors.base import Collector, Parsed
 from orchestrator.errors import ParseError
 from orchestrator.model import Beside, Capture, Check, Expect, Job, Launch, Sign, Tool, When
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 LEAST_S = 0.01
 """Processors count their time in ticks of 10 ms."""
+MAPS_EVERY = 10
+"""Of running processes the memory maps are read at each such reading: the kernel walks through all their pages."""
 _FILE = "samples.jsonl"
 _BINDINGS = "nvidia-ml-py"
 
@@ -43,6 +45,7 @@ class Monitor(Collector):
         "CPU, memory, IO, pressure of the host and of each process; GPUs' use, memory, clocks, power; over time"
     )
     slowdown: ClassVar[float] = 1.01
+    from_afar: ClassVar[bool] = True
 
     @field_validator("interval")
     @classmethod
@@ -88,6 +91,8 @@ class Monitor(Collector):
             *(sys.executable, "-I", str(Path(sampler.__file__).parent), "--pids", pids, "--output", output),
             *("--interval", f"{self.interval:g}", "--parent", str(os.getpid())),
             *(("--gated",) if when == "gate" else ()),
+            *(("--ranks", ",".join(launching.RANKS)) if self.processes else ()),
+            *(("--maps-every", str(MAPS_EVERY)) if self.processes and job.pids else ()),
             *(() if self.processes else ("--no-processes",)),
             *(() if self.per_core else ("--no-cores",)),
             *((() if job.tool.path is None else ("--nvidia-smi", job.tool.path)) if self.gpus else ("--no-gpus",)),
@@ -113,7 +118,9 @@ class Monitor(Collector):
         path = capture.path("samples")
         if path is None:
             raise ParseError(f"the sampler left no {_FILE}")
-        found = read_samples(path, capture.started_ns, capture.ended_ns, capture.run.pid if capture.run else None)
+        run = capture.run
+        ranks = {one.pid: one.rank for one in run.attached} if run else {}
+        found = read_samples(path, capture.started_ns, capture.ended_ns, run.pid if run else None, ranks)
         if not len(found.table):
             return Parsed((), found.notes, "empty", "it ended before the first reading")
         if found.damage:

@@ -131,6 +131,28 @@ class Nsys(Collector):
             found.append(Check("nsys", "warn", message, "install the whole Nsight Systems package"))
         return found
 
+    def obstacle_to_attach(self, machine: Machine) -> Check | None:
+        """Only a program that was started under nsys can be looked at, by the same nsys and the same user."""
+        armed, tool = machine.armed, self.tool(machine)
+        if armed is None:
+            why, fix = "nsys sees only what was started under it", "profrun arm --nsys -- COMMAND, then attach"
+        elif armed.session is None or armed.nsys is None:
+            why, fix = "the program was armed without nsys", "profrun arm --nsys -- COMMAND, then attach"
+        elif not armed.is_ours:
+            why, fix = "the program was armed by another user, whose nsys answers only to them", "attach as that user"
+        elif tool.path is not None and Path(tool.path).resolve() != Path(armed.nsys).resolve():
+            why = f"the program was started under {armed.nsys}, and here nsys is {tool.path}"
+            fix = f"--set tools.nsys={armed.nsys}"
+        elif self.range:
+            why, fix = f"range: {self.range} has to be known when the program starts", "leave range out"
+        else:
+            return None
+        return Check(self.use, "missing", why, fix)
+
+    def arms(self, tool: Tool, session: str, *, gpu: bool) -> tuple[str, ...]:
+        """The command that starts a program which this session is to look at later."""
+        return (tool.path or "nsys", "launch", *self._target(tool, session, self.traces(gpu, tool)))
+
     def _lacking(self, tool: Tool) -> list[str]:
         """The plan's wishes that this version does not know; when its help could not be understood, none."""
         flags = {
@@ -161,17 +183,24 @@ class Nsys(Collector):
         session = f"profrun-{zlib.crc32(job.dir.encode()):08x}-{job.attempt}"
         traces = self.traces(bool(job.facts.get("gpus")), job.tool)
         target, record = self._target(job.tool, session, traces), self._record(job)
-        if job.window:
-            wrap, beside = (nsys, "launch", *target), _window(job, nsys, session, record, self.flush)
+        wrap: tuple[str, ...] = ()
+        if job.armed and job.armed.session:
+            nsys = job.armed.nsys or nsys
+            beside = _window(job.armed.tmpdir, nsys, job.armed.session, record, self.flush)
+        elif job.window:
+            tmpdir = job.target.env.get("TMPDIR")
+            wrap, beside = (nsys, "launch", *target), _window(tmpdir, nsys, session, record, self.flush)
         else:
             wrap, beside = (nsys, "profile", *target, *record, *_known(job.tool, {"kill": "none"})), ()
         exports = tuple(kind for kind in self.export if f"export: {kind}" not in self._lacking(job.tool))
         left_out = [t for t in self.trace or () if t not in traces]
         said = [f"nsys {job.tool.version} can't trace {', '.join(left_out)}"] if left_out else []
+        if job.armed:
+            said = ["what nsys traces was settled when the program was armed"] if self.trace or self.fork else []
         if lacking := self._lacking(job.tool):
             said.append(f"nsys {job.tool.version} does not offer {', '.join(lacking)}")
         return Launch(
-            wrap=Wrap(wrap, order=10),
+            wrap=Wrap(wrap, order=10) if wrap else None,
             # without it nsys opens ranges only for names that the program has registered
             child=Child(
                 {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"} if self.range else {}, inject={"nvtx": "nvtx" in traces}
@@ -291,9 +320,8 @@ def _known(tool: Tool, options: dict[str, str | None]) -> tuple[str, ...]:
     return tuple(f"--{name}={value}" for name, value in options.items() if value and name in known)
 
 
-def _window(job: Job, nsys: str, session: str, record: tuple[str, ...], flush_s: float) -> tuple[Beside, ...]:
+def _window(tmpdir: str | None, nsys: str, session: str, record: tuple[str, ...], flush_s: float) -> tuple[Beside, ...]:
     """Starts and stops the recording. Sessions are found through TMPDIR, so it must have the target's."""
-    tmpdir = job.target.env.get("TMPDIR")
     env = ("env", f"TMPDIR={tmpdir}") if tmpdir else ("env", "-u", "TMPDIR")
     argv = (*env, "sh", "-c", _WINDOW, nsys, session, *record)
     return (Beside(argv, when="window", ready="says", ready_value="^recording$", grace_s=flush_s),)
@@ -303,9 +331,9 @@ def _after(nsys: str, directory: str) -> tuple[After, ...]:
     """Converts what a missing importer left behind, then exports this run's report."""
     raw, report, sqlite = (f"{directory}/report.{end}" for end in ("qdstrm", "nsys-rep", "sqlite"))
     tool = importer(nsys)
-    convert = After((str(tool), "-i", raw, "-o", report), "report.nsys-rep", when_missing="report.nsys-rep")
+    convert = After((str(tool), "-i", raw, "-o", report), "report.nsys-rep", "report.nsys-rep", needs="report.qdstrm")
     export = (nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "--output", sqlite, report)
-    return (*((convert,) if tool else ()), After(export, "report.sqlite"))
+    return (*((convert,) if tool else ()), After(export, "report.sqlite", needs="report.nsys-rep"))
 
 
 def _exports(nsys: str, directory: str, kinds: tuple[Export, ...]) -> tuple[After, ...]:
@@ -315,6 +343,7 @@ def _exports(nsys: str, directory: str, kinds: tuple[Export, ...]) -> tuple[Afte
         After(
             (nsys, "export", "--type", kind, "--force-overwrite", "true", "--output", f"{directory}/{place}", report),
             place,
+            needs="report.nsys-rep",
         )
         for kind, (place, _) in _PLACES.items()
         if kind in kinds

@@ -1,4 +1,7 @@
-"""py-spy: where the Python code of a process tree spends its time, by sampling it from outside."""
+"""py-spy: where the Python code of a process tree spends its time, by sampling it from outside.
+
+In a process that was stopped already (state T) py-spy finds no Python at all while it wants to stop it for each sample;
+`--nonblocking` reads it, and either way it stays stopped (py-spy 0.4.3, Linux 6.18)."""
 
 from __future__ import annotations
 
@@ -8,16 +11,16 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from orchestrator import attached
 from orchestrator.collectors.base import Collector, Parsed
 from orchestrator.errors import ParseError
-from orchestrator.formats import pyspy
+from orchestrator.formats import logs, pyspy
 from orchestrator.formats.stacks import Row, functions_table, stacks_table
 from orchestrator.model import Beside, Capture, Check, Expect, Job, Launch, Sign, Status, ToolProbe, When
 from orchestrator.standalone import lives
@@ -96,16 +99,20 @@ class PySpy(Collector):
             return [Check(self.use, "warn" if self.nonblocking else "blocked", permission.why, permission.fix)]
         return found
 
+    def obstacle_to_attach(self, machine: Machine) -> Check | None:
+        pythons = [one.pid for one in machine.attached if one.is_top_python]
+        permission = machine.ptrace_of(pythons or machine.target_pids)
+        return None if permission.allowed else Check(self.use, "blocked", permission.why, permission.fix)
+
     def launch(self, job: Job) -> Launch:
-        """Attaches to each Python process as it appears: a target held before its exec has none yet."""
-        when: When = "window" if job.window else "start" if job.pids else "python"
-        named = tuple(map(str, job.pids)) or ("{python}" if when == "window" else "{pid}",)
-        spared = not self.nonblocking and self._shares_tracing(job)
+        """Attaches to each Python process as it appears: a target held before its exec has none yet, and what runs
+        already may be a launcher that starts others later."""
+        when: When = "window" if job.window and not job.pids else "python"
+        why_spared = None if self.nonblocking else self._must_not_stop(job)
         return Launch(
             beside=tuple(
-                Beside(argv, when, *(("says", _SAMPLING) if "record" in argv else ()))
-                for pid in named
-                for argv in self._argvs(job, pid)
+                Beside(argv, when, "says", _SAMPLING) if "record" in argv else Beside(argv, when, name="lives")
+                for argv in self._argvs(job, "{python}" if when == "window" else "{pid}")
             ),
             artifacts=(
                 Expect("profile", "profile.*", "chrometrace" if self.idle else "folded"),
@@ -113,15 +120,14 @@ class PySpy(Collector):
                 Expect("log", "*.log", "text", required=False),
             ),
             signs=_signs(when, job),
-            notes=("sampled without stopping the target, as strace holds it: some stacks may be wrong",)
-            if spared
-            else (),
+            notes=tuple(self._notes_before(job, why_spared)),
         )
 
     def _argvs(self, job: Job, pid: str) -> Iterator[tuple[str, ...]]:
         """py-spy, what tells when threads have ended, and the second py-spy where it is wanted."""
         native = ("--native",) if self.native else ()
-        nonblocking = ("--nonblocking",) if self.nonblocking or self._shares_tracing(job) else ()
+        stop_nobody = self.nonblocking or (not self.native and self._must_not_stop(job))
+        nonblocking = ("--nonblocking",) if stop_nobody else ()
         if self.idle:
             form = ("--format", "chrometrace", "--idle", "--output", f"{job.dir}/profile.{{n}}.chrometrace.json")
         else:
@@ -138,23 +144,42 @@ class PySpy(Collector):
         limit = ("--duration", f"{self.duration:.0f}") if self.duration else ()
         return (*spy, "--rate", f"{self.rate:.0f}", *tree, *limit)
 
-    def _shares_tracing(self, job: Job) -> bool:
-        """A process has one tracer. Where strace is that, py-spy can still read its memory, though no native stacks."""
-        return not self.native and any(name.startswith("strace") for name in job.partners)
+    @staticmethod
+    def _must_not_stop(job: Job) -> str | None:
+        """Why the target can't be stopped for a sample; py-spy can still read its memory, though no native stacks.
+
+        A process has one tracer at a time."""
+        if any(name.startswith("strace") for name in job.partners):
+            return "strace holds it"
+        if traced := [str(one.pid) for one in job.attached if one.is_python and one.tracer_before]:
+            return f"another program traces process {', '.join(traced)}"
+        stopped = [str(one.pid) for one in job.attached if one.is_python and one.state_before in attached.STOPPED]
+        return f"process {', '.join(stopped)} was stopped already" if stopped else None
+
+    def _notes_before(self, job: Job, why_spared: str | None) -> Iterator[str]:
+        if why_spared and not self.native:
+            yield f"sampled without stopping the target, as {why_spared}: some stacks may be wrong"
+        elif why_spared and job.attached:
+            yield f"{why_spared}: native stacks of it can't be read; leave `native` out to see its Python stacks"
+        for one in job.attached:
+            if one.wrapper and one.is_python:
+                yield f"process {one.pid} ({one.wrapper}) only starts the program and was not sampled"
 
     # ------------------------------------------------------------ after
 
     def parse(self, capture: Capture) -> Parsed:
         options = {"rate": self.rate, "idle": self.idle, **capture.options}
         rate_hz, idle = frequency(options["rate"]), bool(options["idle"])
-        reading = _Reading(rate_hz, _Logs.read(capture.paths("log")))
+        ranks = attached.ranks(capture.run.attached if capture.run else ())
+        reading = _Reading(rate_hz, _Logs.read(capture.paths("log")), dict(ranks))
         reading.take(capture.paths("profile"), "wall" if idle else "cpu")
         main = tuple(reading.rows)
         reading.take(capture.paths("gil"), "gil")
         quality = _Quality(reading, main, idle, capture)
         status, reason = quality.verdict()
         rows = reading.rows
-        tables = (stacks_table(rows, rate_hz), functions_table(rows, rate_hz)) if rows else ()
+        makers = (stacks_table, functions_table) if rows else ()
+        tables = tuple(make(rows, rate_hz).with_ranks(reading.ranks) for make in makers)
         return Parsed(tables, tuple(quality.notes()), status, reason)
 
 
@@ -228,8 +253,7 @@ class _Logs:
     def read(cls, paths: Iterable[Path]) -> _Logs:
         texts: dict[int, str] = {}
         for path in paths:
-            with suppress(OSError):
-                texts[_serial(path)] = texts.get(_serial(path), "") + path.read_text(errors="replace")
+            texts[_serial(path)] = texts.get(_serial(path), "") + logs.read(path)
         told = "".join(texts.values())
         died = re.findall(r"^died (\d+) (\d+) (\d+)$", told, re.M)
         cpu = re.findall(r"^cpu \d+ (\d+) (\d+)$", told, re.M)
@@ -255,6 +279,8 @@ class _Reading:
 
     rate_hz: float
     logs: _Logs
+    ranks: dict[int, int] = field(default_factory=dict)
+    """The rank by pid; grows by those whom only the samples have shown."""
     rows: list[Row] = field(default_factory=list)
     damages: list[str] = field(default_factory=list)
 
@@ -270,11 +296,18 @@ class _Reading:
             self.damages += [profile.damage] if profile.damage else []
             scale_ns = 1 if path.suffix == ".json" else period_ns
             names = pyspy.thread_names(stack.thread for stack in profile.stacks)
+            self._inherit({thread.pid for thread, _, _ in profile.stacks if thread.pid is not None})
             for thread, frames, weight in profile.stacks:
                 if frames and frames[-1].startswith(_OUR_WAIT):
                     continue
                 name = names.get((thread.pid, thread.tid)) if thread.tid is not None else None
                 self.rows.append(Row(thread.pid, thread.process, name, kind, frames, weight * scale_ns))
+
+    def _inherit(self, pids: Iterable[int]) -> None:
+        """What one py-spy has seen is a process and what it has started: where their rank is known, it is one."""
+        known = {self.ranks[pid] for pid in pids if pid in self.ranks}
+        if len(known) == 1:
+            self.ranks.update({pid: min(known) for pid in pids if pid not in self.ranks})
 
 
 # ---------------------------------------------------------------- judging

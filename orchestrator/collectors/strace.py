@@ -5,19 +5,24 @@ How it is put around or beside the target follows from what strace leaves behind
 can't be let go again: after strace is gone every chosen call fails with ENOSYS (strace 6.1), or the target is killed
 (6.6 and later). So the filter is used only where strace stays to the end and the bare run left no process behind; else
 strace attaches to the target at its gate and can be taken away at any time, unharmed.
+
+Of processes that run already each family gets a strace of its own, as a summary doesn't tell processes apart. One that
+was stopped before stays so: strace seizes it, waits beside it, and lets go of it still stopped (strace 6.1).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
+from orchestrator import attached, process
 from orchestrator.collectors.base import Collector, Parsed
 from orchestrator.errors import ParseError
-from orchestrator.model import Beside, Capture, Check, Expect, Job, Launch, Sign, ToolProbe, When, Wrap
+from orchestrator.model import Attached, Beside, Capture, Check, Expect, Job, Launch, Sign, ToolProbe, When, Wrap
 from orchestrator.units import Duration, Size, show_duration
 
 if TYPE_CHECKING:
@@ -59,7 +64,7 @@ _SIGNS = (
     Sign(r"strace: (Can't .*|[Ii]nvalid .*|unrecognized .*|.*No space left on device)", "tool_failed", "strace: {0}"),
     Sign(r"Process \d+ detached", "empty", _NOTHING),
     Sign(
-        r"Process \d+ attached",
+        r"Process \d+ attached[\s\S]*(?:killed after|processes of the tool were ended)",
         "tool_failed",
         "strace could not let go of the target and had to be killed: before 6.7 it hangs when a process is just being "
         "started (vfork); use a later one, or `mode: trace`, whose log survives that",
@@ -84,6 +89,12 @@ class Strace(Collector):
     time_cap: Duration | None = Field(300.0, description="trace only: stop after this long; the target goes on")
     strings: int = Field(32, ge=0, le=1 << 16, description="trace only: how much of a string argument is kept")
     events: int = Field(1000, ge=0, le=1 << 20, description="trace only: how many of the slowest calls are listed")
+    max_slowdown: float | None = Field(
+        5.0,
+        gt=1,
+        description="attaching only: not run where it would make the program slower than this, going by the calls that "
+        "an earlier perf with `mode: syscalls` has counted; null: run all the same",
+    )
 
     flush: Duration = Field(
         10.0, description="how long strace may take to write its data after the target has ended: it needs milliseconds"
@@ -126,21 +137,56 @@ class Strace(Collector):
             return found
         return [Check(self.use, "blocked", permission.why, permission.fix)]
 
+    def obstacle_to_attach(self, machine: Machine) -> Check | None:
+        traced = _traced(machine.attached)
+        if traced and all(one.lead in traced for one in machine.attached):
+            said, fix = _why_traced(next(iter(traced.values())))
+            return Check(self.use, "blocked", said, fix)
+        permission = machine.ptrace_of(one.pid for one in machine.attached)
+        return None if permission.allowed else Check(self.use, "blocked", permission.why, permission.fix)
+
+    def declines(self, facts: Mapping[str, Any], attaching: bool) -> str | None:
+        rate = facts.get("syscalls_per_s")
+        if rate is None or not attaching or self.max_slowdown is None:
+            return None
+        slower = self._slowdown(rate)
+        if slower <= self.max_slowdown:
+            return None
+        return (
+            f"it would make the program about {slower:.1f} times as slow: perf has counted {rate:,.0f} system calls a "
+            f"second; set max_slowdown above that, or to null, to run it all the same"
+        )
+
+    def _slowdown(self, calls_per_s: float) -> float:
+        """What to expect where a program makes so many calls a second undisturbed."""
+        return 1 + calls_per_s * COST_S[self.mode]
+
     def launch(self, job: Job) -> Launch:
         """Around the target with a seccomp filter where that is safe, else beside it. Either way the target stays
         profrun's own child, and its exit status its own."""
         obstacle = self._no_filter(job)
         argv = (job.tool.path or "strace", *(("-DD",) if obstacle is None else ()), *self._options(job, obstacle))
+        groups, notes = _groups(job.attached)
+        parts = {self._file(lead): members for lead, members in groups.items()} or {self._file(): ()}
+        besides = tuple(self._beside(argv, job, file, members) for file, members in parts.items())
+        output = ("-o", f"{job.dir}/{self._file()}", "--")
         return Launch(
-            wrap=Wrap((*argv, "--"), order=80, keeps_child=True) if obstacle is None else None,
-            beside=(self._beside(argv, job),) if obstacle is not None else (),
+            wrap=Wrap((*argv, *output), order=80, keeps_child=True) if obstacle is None else None,
+            beside=besides if obstacle is not None else (),
             artifacts=(
-                Expect(self.mode, self._file(), f"strace-{self.mode}"),
+                Expect(self.mode, self._file("*") if groups else self._file(), f"strace-{self.mode}"),
                 Expect("log", "*stderr.log", "text", required=False),
             ),
             signs=_SIGNS,
-            notes=tuple(note for note in (obstacle, self._without_columns(job)) if note),
+            notes=tuple(note for note in (obstacle, self._without_columns(job), self._foreseen(job), *notes) if note),
         )
+
+    def _foreseen(self, job: Job) -> str:
+        rate = job.facts.get("syscalls_per_s")
+        if rate is None:
+            return ""
+        slower = f"about {self._slowdown(rate):.2f} times as slow was to be expected (estimate)"
+        return f"perf had counted {rate:,.0f} system calls a second before: {slower}"
 
     def _no_filter(self, job: Job) -> str | None:
         """Why strace can't start the target under a seccomp filter; empty where that goes without saying, None where
@@ -161,12 +207,14 @@ class Strace(Collector):
             return ""
         return f"strace {job.tool.version or 'of this version'} has no -U: shortest and longest times are unknown"
 
-    def _beside(self, argv: tuple[str, ...], job: Job) -> Beside:
+    def _beside(self, argv: tuple[str, ...], job: Job, file: str, members: Sequence[Attached]) -> Beside:
+        """`members`: some of the processes; empty: all."""
         when: When = "window" if job.window else "start" if job.pids else "gate"
-        beside = Beside((*argv, "-p", "{pids}"), when, ready="tracer", grace_s=self.flush)
+        pids = ",".join(str(one.pid) for one in members) or "{pids}"
+        beside = Beside((*argv, "-o", f"{job.dir}/{file}", "-p", pids), when, ready="tracer", grace_s=self.flush)
         if self.mode == "summary":
             return beside
-        return replace(beside, size_cap_bytes=self.size_cap, size_path=self._file(), time_cap_s=self.time_cap)
+        return replace(beside, size_cap_bytes=self.size_cap, size_path=file, time_cap_s=self.time_cap)
 
     def _options(self, job: Job, obstacle: str | None) -> tuple[str, ...]:
         filtered = ("--seccomp-bpf",) if obstacle is None else ()
@@ -174,7 +222,7 @@ class Strace(Collector):
         calls += [_ALWAYS] if not (job.pids or job.window) else []
         calls += [_FIRST_OF_A_THREAD] if filtered else []
         chosen = ("-f", *filtered, "-e", f"trace={','.join(calls)}")
-        return (*chosen, *self._form(job), "-o", f"{job.dir}/{self._file()}")
+        return (*chosen, *self._form(job))
 
     def _form(self, job: Job) -> tuple[str, ...]:
         if self.mode == "trace":
@@ -185,16 +233,35 @@ class Strace(Collector):
     def expected_bytes(self) -> int:
         return self.size_cap or self.raw_bytes if self.mode == "trace" else self.raw_bytes
 
-    def _file(self) -> str:
-        return "summary.txt" if self.mode == "summary" else "trace.log"
+    def _file(self, lead: int | str | None = None) -> str:
+        """`lead`: the first process of the family that it is of, where there are several."""
+        stem, suffix = ("summary", "txt") if self.mode == "summary" else ("trace", "log")
+        return f"{stem}.{suffix}" if lead is None else f"{stem}.{lead}.{suffix}"
 
     # ------------------------------------------------------------ after
 
     def parse(self, capture: Capture) -> Parsed:
-        path = capture.path(self.mode)
-        if path is None:
+        paths = capture.paths(self.mode)
+        if not paths:
             raise ParseError(f"strace left no {self._file()}")
-        return self._parse_summary(path, capture) if self.mode == "summary" else self._parse_trace(path, capture)
+        parts, lost = [], []
+        for path in paths:
+            try:
+                parts.append(self._part(path, capture))
+            except ParseError as error:  # the others may still tell something
+                lost.append(error)
+        if not parts:
+            raise lost[0]
+        return _together(parts, [*(str(error) for error in lost)])
+
+    def _part(self, path: Path, capture: Capture) -> Parsed:
+        """One file: of one family where there are several, else of all."""
+        found = self._parse_summary(path, capture) if self.mode == "summary" else self._parse_trace(path, capture)
+        word = path.name.split(".")[1]
+        if not word.isdecimal():
+            ranks = attached.ranks(_processes(capture))
+            return replace(found, tables=tuple(table.with_ranks(ranks) for table in found.tables))
+        return _of_family(found, int(word), _processes(capture))
 
     def _parse_summary(self, path: Path, capture: Capture) -> Parsed:
         from orchestrator.formats.strace import read_summary
@@ -209,7 +276,8 @@ class Strace(Collector):
         run = capture.run
         from orchestrator.formats.strace import read_trace
 
-        trace = read_trace(path, self.events, (run.pid,) if run and run.pid else ())
+        known = {*([run.pid] if run and run.pid else []), *(one.pid for one in _processes(capture))}
+        trace = read_trace(path, self.events, known)
         tables = (trace.syscalls, trace.paths, trace.events)
         span_s = (trace.last_ns - trace.first_ns) / 1e9 if trace.last_ns and trace.first_ns else _watched_s(capture)
         notes = (*self._pace(trace.calls, span_s, capture), *_unreturned(trace))
@@ -222,6 +290,76 @@ class Strace(Collector):
     def _pace(self, calls: int, span_s: float | None, capture: Capture) -> tuple[str, ...]:
         filtered = any("--seccomp-bpf" in argv for argv in capture.commands)
         return _pace(self.mode, calls, span_s, filtered or set(self.classes) == set(get_args(Class)))
+
+
+# ---------------------------------------------------------------- families
+
+
+def _traced(found: Iterable[Attached]) -> dict[int, Attached]:
+    """By its first process, each family that can't be traced, with the process in it that has a tracer already."""
+    return {one.lead: one for one in found if one.tracer_before}
+
+
+def _why_traced(one: Attached) -> tuple[str, str]:
+    """Why it can't be traced, and what would help."""
+    name = process.status_of(one.tracer_before).get("Name") or "another program"
+    said = (
+        f"process {one.pid} is traced by {name} (process {one.tracer_before}), and a process has one tracer at a time"
+    )
+    return said, f"end {name}, or let it detach"
+
+
+def _groups(found: Sequence[Attached]) -> tuple[dict[int, tuple[Attached, ...]], tuple[str, ...]]:
+    """The families to be traced one by one, and what is to be said of the others. Where all have a tracer already,
+    strace itself shall say so."""
+    groups, notes = attached.groups(found)
+    traced = {lead: one for lead, one in _traced(found).items() if lead in groups}
+    if len(traced) == len(groups):
+        return groups, notes
+    left_out = (
+        f"{attached.whose(groups[lead][0])} was left out: {_why_traced(one)[0]}" for lead, one in traced.items()
+    )
+    return {lead: members for lead, members in groups.items() if lead not in traced}, (*notes, *left_out)
+
+
+def _processes(capture: Capture) -> tuple[Attached, ...]:
+    return capture.run.attached if capture.run else ()
+
+
+def _of_family(found: Parsed, lead: int, processes: Iterable[Attached]) -> Parsed:
+    """The same, with the family named: in each row by its rank, and by its first process where strace names none."""
+    first = next((one for one in processes if one.pid == lead), None)
+    name = attached.whose(first) if first else f"process {lead}"
+    tables = []
+    for table in found.tables:
+        size, columns = len(table), dict(table.columns)
+        if table.name == "syscalls" and columns["pid"].count(None) == size:
+            columns["pid"] = [lead] * size
+        rank = {"rank": [first.rank] * size} if first and first.rank is not None else {}
+        tables.append(replace(table, columns={**rank, **columns}))
+    return replace(
+        found,
+        tables=tuple(tables),
+        notes=tuple(f"{name}: {note}" for note in found.notes),
+        reason=f"{name}: {found.reason}" if found.reason else None,
+    )
+
+
+def _together(parts: Sequence[Parsed], lost: Sequence[str]) -> Parsed:
+    """All families as one. One that made no call is no harm where another did."""
+    with_data = [part for part in parts if part.tables]
+    if not with_data:
+        return parts[0]
+    reasons = [*(part.reason for part in with_data if part.reason), *lost]
+    return Parsed(
+        tuple(table for part in with_data for table in part.tables),
+        tuple(note for part in parts for note in part.notes),
+        "degraded" if reasons else None,
+        "; ".join(reasons) or None,
+    )
+
+
+# ---------------------------------------------------------------- judging
 
 
 def _watched_s(capture: Capture) -> float | None:

@@ -23,6 +23,7 @@ class Timing(Collector):
 
     purpose: ClassVar[str] = "bare runs: mean, median, spread, 95 % interval, outliers"
     slowdown: ClassVar[float] = 1.0
+    from_afar: ClassVar[bool] = True
     raw_bytes: ClassVar[int] = 4096
     can_attach: ClassVar[bool] = False
     alone: ClassVar[bool] = True

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from orchestrator import armed
 from orchestrator.collectors.base import Collector, Parsed
 from orchestrator.errors import ParseError
-from orchestrator.model import Capture, Check, Child, Expect, Job, Launch, Tool
+from orchestrator.model import Beside, Capture, Check, Child, Expect, Job, Launch, Sign, Tool
 from orchestrator.units import Duration, Size, show_bytes
 
 if TYPE_CHECKING:
@@ -73,6 +75,12 @@ class Torch(Collector):
     def without_kernels(self) -> str | None:
         return "activities: [cpu, cuda]" if self.activities and "cuda" not in self.activities else None
 
+    def obstacle_to_attach(self, machine: Machine) -> Check | None:
+        if machine.armed or armed.open_to_us(machine.attached):
+            return None
+        said = "torch.profiler is switched on from inside the program, which was not started for that"
+        return Check(self.use, "missing", said, "start it with: profrun arm -- COMMAND, then attach")
+
     def launch(self, job: Job) -> Launch:
         settings = {
             **self._when(job),
@@ -85,17 +93,13 @@ class Torch(Collector):
             "max_s": self.max_time,
             "max_rss_bytes": self.max_memory,
             "by_time_max_rss_bytes": self.max_memory if job.window else min(self.max_memory, WITHOUT_STEPS_BYTES),
-            "dir": job.dir,
         }
+        if job.pids:
+            return _wake(job, settings, self.flush)
         return Launch(
             # without it the profiler writes its own log among the target's output
-            child=Child({"KINETO_LOG_LEVEL": "6"}, inject={"torch": settings}),
-            artifacts=(
-                Expect("trace", "traces/*.trace.json", "kineto", required=False),
-                Expect("averages", "*.averages.json", "key_averages", required=False),
-                Expect("history", "*.memory.pickle", "memory-snapshot", required=False),
-                Expect("facts", "*.facts.json", "json", required=False),
-            ),
+            child=Child({"KINETO_LOG_LEVEL": "6"}, inject={"torch": {**settings, "dir": job.dir}}),
+            artifacts=ARTIFACTS,
         )
 
     @staticmethod
@@ -124,6 +128,40 @@ class Torch(Collector):
         cut = sorted({one.cut or _NO_END for one, _, _, truncated in contents if one.cut or truncated})
         lost = [*([f"truncated: {'; '.join(cut)}"] if cut else []), *_missing(recorded)]
         return Parsed(tables, (*_ranks(recorded), *notes), "degraded" if lost else None, "; ".join(lost) or None)
+
+
+ARTIFACTS = (
+    Expect("trace", "traces/*.trace.json", "kineto", required=False),
+    Expect("averages", "*.averages.json", "key_averages", required=False),
+    Expect("history", "*.memory.pickle", "memory-snapshot", required=False),
+    Expect("facts", "*.facts.json", "json", required=False),
+)
+_WAKE = str(Path(armed.__file__).parent / "standalone" / "wake.py")
+_LET_IN = str(Path(armed.__file__).parent / "standalone" / "let_in.py")
+
+
+def _wake(job: Job, settings: dict[str, Any], grace_s: float) -> Launch:
+    """Wakes the program's processes for as long as the window is open; those of a Python that can are made ready for it
+    first, by an interpreter of their own."""
+    under_nsys = job.armed is not None and job.armed.session is not None and bool(job.facts.get("gpus"))
+    if under_nsys:  # of two clients of CUPTI in a process, the second gets nothing
+        settings["activities"] = ["cpu"]
+    opened = () if job.armed else armed.open_to_us(job.attached)
+    argv = [sys.executable, "-I", "-S", _WAKE, job.dir, "{pids}", json.dumps(settings)]
+    argv += ["--folder", job.armed.folder] if job.armed else []
+    argv += [word for one in opened for word in ("--let-in", f"{one.pid}={one.folder}")]
+    lets = (
+        Beside((one.exe, "-I", "-S", _LET_IN, str(one.pid), one.folder), when="start", name="let in")
+        for one in opened
+        if not one.is_in
+    )
+    wake = Beside(tuple(argv), when="window", ready="says", ready_value="^recording$", grace_s=grace_s, name="wake")
+    return Launch(
+        beside=(*lets, wake),
+        artifacts=tuple(replace(expect, required=expect.role == "facts") for expect in ARTIFACTS),
+        signs=(Sign(r"(?m)^(?:wake|let in): (.+)$", "tool_failed", "{0}"),),
+        notes=("the GPU's activities are left to nsys, under which the program was started",) if under_nsys else (),
+    )
 
 
 @dataclass(frozen=True)
@@ -173,7 +211,8 @@ class _Recording:
         whole = "truncated" if self.cut or content.truncated else "not truncated"
         said = f"{who}a trace of {show_bytes(size)}, {whole}"
         took = f"{sum(spent_s):.1f} s" if len(spent_s) == 2 else "an unknown time"
-        cost = f"to start and to save it took {took} of the run, between steps"
+        where = "beside the program's own threads" if self.facts.get("beside") else "of the run, between steps"
+        cost = f"to start and to save it took {took} {where}"
         time = () if self.facts.get("by_steps") else (_BY_TIME,)
         return tables, [*content.notes, f"{said}; {cost}", *time], content.truncated
 

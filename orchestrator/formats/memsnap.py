@@ -5,49 +5,16 @@ is described in torch/cuda/memory.py and c10/cuda/CUDACachingAllocator.h."""
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from orchestrator.errors import ParseError
+from orchestrator.formats import plain_pickle
 from orchestrator.tables import Table
 
 MOST_BYTES = 512 << 20
-_PLAIN = (
-    pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE,
-    pickle.INT, pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1, pickle.BINFLOAT,
-    pickle.SHORT_BINUNICODE, pickle.BINUNICODE, pickle.BINUNICODE8,
-    pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT,
-    pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3,
-    pickle.MEMOIZE, pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET,
-)  # fmt: skip
-"""The opcodes of numbers, texts, lists, dicts and tuples. No class is looked up, and nothing is called."""
-
-
-class _Reader(pickle._Unpickler):
-    """The unpickler in Python, whose memo is as large as it is full; KeyError for any opcode that is not plain."""
-
-    def set_item(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()  # type: ignore[attr-defined]
-        self.add((key, value))
-
-    def set_items(self) -> None:
-        self.add(self.pop_mark())  # type: ignore[attr-defined]
-
-    def add(self, items: Any) -> None:
-        """Keys are texts or numbers: to hash a tuple that is nested without end would end the process."""
-        if not all(isinstance(key, (str, int)) for key in items[::2]):
-            raise TypeError("a key is neither text nor a number")
-        self.stack[-1].update(zip(items[::2], items[1::2], strict=True))  # type: ignore[attr-defined]
-
-    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
-        **{code[0]: pickle._Unpickler.dispatch[code[0]] for code in _PLAIN},
-        pickle.SETITEM[0]: set_item,
-        pickle.SETITEMS[0]: set_items,
-    }
 
 
 @dataclass(frozen=True)
@@ -66,26 +33,11 @@ def read(path: Path) -> Content:
     the table blocks have the size that was asked for; the allocator rounds some up.
 
     `op` is the innermost Python frame outside of torch. Raises ParseError for what is no snapshot."""
-    snapshot = _plain(path)
+    snapshot = plain_pickle.read(path, MOST_BYTES, "record with fewer max_entries")
     try:
         return _content(snapshot)
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise ParseError(f"{path.name} is a pickle, but no snapshot of CUDA memory ({error!r})") from error
-
-
-def _plain(path: Path) -> Any:
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ParseError(f"{path.name} is larger than {MOST_BYTES >> 20} MiB: record with fewer max_entries")
-        return _Reader(BytesIO(path.read_bytes())).load()
-    except OSError as error:
-        raise ParseError(f"{path.name} can't be read: {error.strerror}") from error
-    except KeyError as error:
-        raise ParseError(
-            f"{path.name} holds more than plain data, and is not opened: it could run a program"
-        ) from error
-    except Exception as error:  # whatever a damaged pickle makes of the stack machine
-        raise ParseError(f"{path.name} is a damaged pickle: {type(error).__name__}: {error}") from error
 
 
 def _content(snapshot: Any) -> Content:

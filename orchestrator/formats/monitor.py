@@ -16,6 +16,7 @@ from typing import Any
 from orchestrator.errors import ParseError
 from orchestrator.model import Metric
 from orchestrator.tables import Table
+from orchestrator.units import show_bytes
 from orchestrator.visible import VARIABLE, Visible, visible
 
 FORMAT = "profrun-monitor/1"
@@ -69,6 +70,7 @@ RATES: Mapping[str, Mapping[str, Rate]] = {
     "monitor": _CPU,
 }  # fmt: skip
 """The columns that are counters, by source; all others are values of the moment."""
+_OF_PROCESSES = frozenset({"process", "memory", "gpu_process"})
 _ONLY_FOR_OTHERS = frozenset({"all_ticks", "waited_ns"})
 
 _TREE = ("cpu_ns", "rss_bytes", "threads", "processes")
@@ -89,11 +91,16 @@ class Samples:
 
 
 def read_samples(
-    path: Path, since_ns: int | None = None, until_ns: int | None = None, main: int | None = None
+    path: Path,
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+    main: int | None = None,
+    ranks: Mapping[int, int | None] | None = None,
 ) -> Samples:
     """The samples taken from `since_ns` to `until_ns` (Unix epoch). `main`: the target's first process, where a tool
-    around it is the root of the tree. Raises ParseError when it is no file of the sampler."""
-    reading = _Reading(since_ns or 0, until_ns, main)
+    around it is the root of the tree. `ranks`: by pid, where somebody knows better than the processes' environments.
+    Raises ParseError when it is no file of the sampler."""
+    reading = _Reading(since_ns or 0, until_ns, main, ranks or {})
     lines = _lines(path)
     head = next(lines, None)
     if head is None or head.get("format") != FORMAT:
@@ -151,8 +158,10 @@ class _Rows:
 class _Reading:
     """The file while it is read."""
 
-    def __init__(self, since_ns: int, until_ns: int | None, main: int | None) -> None:
+    def __init__(self, since_ns: int, until_ns: int | None, main: int | None, ranks: Mapping[int, int | None]) -> None:
         self._since_ns, self._until_ns, self._main = since_ns, until_ns, main
+        self._ranks = _Ranks(ranks)
+        self._mappings: Mapping[str, Sequence[tuple[str, int]]] = {}
         self._rows = _Rows()
         self._last: dict[tuple[str, str], dict[str, tuple[int, float]]] = {}
         self._unknown: dict[tuple[str, str, str], int] = {}
@@ -183,6 +192,13 @@ class _Reading:
             return
         if "seen" in line:
             self._tree.see(line)
+            self._ranks.see(line)
+        elif "rank" in line:
+            self._ranks.told[line["of"]] = line["rank"]
+        elif "memory" in line:  # of the first and the last moment, which need not lie within the recorded time
+            self._memory(line)
+        elif "mappings" in line:
+            self._mappings = line["mappings"]
         elif "environment" in line:
             self._gpus.environment = line["environment"]
         elif "devices" in line:
@@ -213,6 +229,14 @@ class _Reading:
         for uuid, values in line.get("gpu", {}).items():
             mask = values[self._columns["gpu"].index("throttle_mask")]
             self._masks += [(t, uuid, mask)] if mask is not None else []
+
+    def _memory(self, line: Mapping[str, Any]) -> None:
+        columns = self._columns["memory"]
+        for pid, values in line["memory"].items():
+            self._values(line["t"], line["m"], "memory", pid, columns, values)
+        shares = [values[columns.index("pss_bytes")] for values in line["memory"].values()]
+        known = [share for share in shares if share is not None]
+        self._values(line["t"], line["m"], "tree", "", ("pss_bytes",), [sum(known) if known else None])
 
     def _values(
         self, t: int, m: int, source: str, subject: str, columns: Sequence[str], values: Sequence[float | None]
@@ -247,7 +271,8 @@ class _Reading:
         for (source, subject, metric), t in never.items():
             self._rows.add(t, source, subject, metric, None)
         error_ns = max(self._reading_ns, default=None)
-        table = Table("samples", vars(self._rows), "epoch", error_ns, self._cut)
+        rank = self._ranks.column(self._rows.source, self._rows.subject)
+        table = Table("samples", {**rank, **vars(self._rows)}, "epoch", error_ns, self._cut)
         metrics = {name: metric for name, metric in self._figures(chosen) if metric.n}
         return Samples(table, metrics, tuple(self._notes(never, metrics)), self._damage(), self._gpus_read())
 
@@ -265,6 +290,7 @@ class _Reading:
         of = self._rows.of
         yield "tree_cpu_pct", _mean(of("tree", "cpu_pct"), "%")
         yield "tree_rss_peak_bytes", _peak(of("tree", "rss_bytes"), "bytes")
+        yield "tree_pss_peak_bytes", _peak(of("tree", "pss_bytes"), "bytes")
         yield "host_cpu_pct", _mean(of("host", "cpu_pct"), "%")
         yield "gpu_util_pct", _mean(of("gpu", "gpu_util_pct", chosen), "%")
         yield "gpu_memory_peak_bytes", _peak(of("gpu", "memory_used_bytes", chosen), "bytes")
@@ -285,6 +311,10 @@ class _Reading:
             each = f"of {statistics.fmean(self._reading_ns) / 1e6:.2g} ms each{share}"
             yield f"{len(self._reading_ns)} readings, asked for every {1000 * self._interval_s:g} ms, {each}"
         yield from self._tree.notes()
+        for pid, mappings in list(self._mappings.items())[:_MOST_NAMED]:
+            if mappings:
+                shown = ", ".join(f"{show_bytes(size)} {name}" for name, size in mappings)
+                yield f"memory of {pid} {self._tree.names.get(int(pid), '')} at the end: {shown}"
         yield from self._gpus.notes()
         if self._gpus_read() > 1 and "gpu_util_pct" in metrics:
             yield f"the figures of the GPUs are over all {self._gpus_read()}, also those that the program leaves idle"
@@ -334,6 +364,41 @@ def _not_offered(never: Iterable[tuple[str, str, str]]) -> Iterator[str]:
 
 # ---------------------------------------------------------------- processes, GPUs
 
+_MOST_NAMED = 5
+"""Of so many processes a note speaks."""
+
+
+@dataclass
+class _Ranks:
+    """Which process is of which rank: as it is known, else as its environment says, else as that of its parent."""
+
+    known: Mapping[int, int | None]
+    told: dict[int, int] = field(default_factory=dict)
+    parents: dict[int, int] = field(default_factory=dict)
+
+    def see(self, line: Mapping[str, Any]) -> None:
+        self.parents.setdefault(line["seen"], line["parent"])
+
+    def of(self, pid: int | None) -> int | None:
+        seen: set[int] = set()
+        while pid is not None and pid not in seen:
+            if pid in self.known:
+                return self.known[pid]
+            if pid in self.told:
+                return self.told[pid]
+            seen.add(pid)
+            pid = self.parents.get(pid)
+        return None
+
+    def column(self, sources: Sequence[str], subjects: Sequence[str]) -> dict[str, list[int | None]]:
+        """The column `rank`, where one is known."""
+        by_pid = {subject: self.of(int(subject)) for subject in {*subjects} if subject.isdecimal()}
+        ranks = [
+            by_pid.get(subject.rpartition("/")[2]) if source in _OF_PROCESSES else None
+            for source, subject in zip(sources, subjects, strict=True)
+        ]
+        return {} if ranks.count(None) == len(ranks) else {"rank": ranks}
+
 
 @dataclass
 class _TreeView:
@@ -371,8 +436,8 @@ class _TreeView:
 
     def notes(self) -> Iterator[str]:
         if self.names:
-            shown = ", ".join(f"{pid} {name}" for pid, name in list(self.names.items())[:5])
-            more = f" and {len(self.names) - 5} more" if len(self.names) > 5 else ""
+            shown = ", ".join(f"{pid} {name}" for pid, name in list(self.names.items())[:_MOST_NAMED])
+            more = f" and {len(self.names) - _MOST_NAMED} more" if len(self.names) > _MOST_NAMED else ""
             yield f"processes of the target: {shown}{more}"
 
 

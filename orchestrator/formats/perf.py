@@ -49,6 +49,8 @@ _TEXT = re.compile(
     r"(?:\s+#\s+(?P<metric>[\d.,]+)\s*(?P<metric_unit>\S.*?))?"
     r"(?:\s+\(\s*\+-\s*(?P<variance>[\d.]+)%\s*\))?(?:\s+\(\s*(?P<running>[\d.]+)%\))?\s*"
 )
+_MOST_CHARACTERS = 4 << 20
+"""Counters take a few thousand; what is longer is something else."""
 _RUN = "Performance counter stats for"
 _JSON = {
     "value": "counter-value", "unit": "unit", "event": "event", "variance": "variance", "runtime": "event-runtime",
@@ -59,7 +61,8 @@ _JSON = {
 def read_stat(path: Path) -> list[Counter]:
     """The counters of one `perf stat`, in its order. Raises ParseError when the file is none, or holds several runs."""
     try:
-        return parse_stat(path.read_text(errors="replace"), path.name)
+        with path.open(errors="replace") as file:
+            return parse_stat(file.read(_MOST_CHARACTERS), path.name)
     except OSError as error:
         raise ParseError(f"{path.name} can't be read: {error.strerror}") from error
 

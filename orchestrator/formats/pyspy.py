@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator.errors import ParseError
+from orchestrator.formats import logs
 
 _BLOCK_CHARS = 1 << 20
 _EVENT_CHARS = 16 * _BLOCK_CHARS
@@ -260,7 +261,7 @@ def read_raw(path: Path) -> Profile:
             elif line.strip():
                 dropped += 1
     if dropped > len(stacks):
-        raise ParseError(_explain(path, path.read_text(errors="replace")[:200]))
+        raise ParseError(_explain(path, logs.read(path, 400)[:200]))
     return Profile(stacks, f"{dropped} lines of {path.name} are no stacks" if dropped else None)
 
 

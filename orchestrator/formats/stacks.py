@@ -13,6 +13,13 @@ NO_FRAMES = "(no Python frame)"
 """Stands for the stack of a thread that has none yet, or no longer."""
 _FRAME = re.compile(r"(.*) \((.*?)(?::(\d+))?\)", re.S)
 
+_NOT_OWN = re.compile(r"/(site|dist)-packages/|/lib(64)?/p(ython|ypy)\d[\d.]*/|^<frozen ")
+
+
+def is_own(file: str) -> bool:
+    """Whether a file is the program's own: none of Python's library, no installed package."""
+    return not _NOT_OWN.search(file)
+
 
 class Row(NamedTuple):
     """A stack of one thread and the time spent in it; frames from the root to the leaf, each `function (file:line)`."""

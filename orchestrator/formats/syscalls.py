@@ -1,4 +1,5 @@
-"""The classes of system calls that a plan names, and which call belongs to which."""
+"""The classes of system calls that a plan names, which call belongs to which, and how the kernel's tracepoints call
+them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ _MEMBERS = {
         unlinkat uselib utime utimensat utimensat_time64 utimes""",
     "network": """
         accept accept4 bind connect getpeername getpmsg getsockname getsockopt listen putpmsg recv recvfrom recvmmsg
-        recvmmsg_time64 recvmsg send sendfile sendfile64 sendmmsg sendmsg sendto setsockopt shutdown socket
+        recvmmsg_time64 recvmsg send sendfile sendfile64 sendmmsg sendmsg sendto setsockopt shutdown
+    socket
         socketpair""",
     "process": """
         clone clone3 exit exit_group fork kill pidfd_send_signal rt_sigqueueinfo rt_tgsigqueueinfo tgkill tkill
@@ -42,9 +44,41 @@ _MEMBERS = {
 under `strace -e trace=%CLASS` 6.1; calls younger than that by their flags in strace 6.16's syscallent-common.h. strace
 has no class futex: it is the futex family. A call of several classes stands in the first one."""
 
+_KERNELS = {
+    "newstat": "stat", "newfstat": "fstat", "newlstat": "lstat", "newuname": "uname", "sendfile64": "sendfile",
+    "umount": "umount2",
+}  # fmt: skip
+"""Calls that the kernel's tracepoints (`syscalls:sys_enter_*`) name after its own functions, and strace's names."""
+
+_USUAL = """
+    access chdir execve faccessat faccessat2 getcwd getxattr mkdir mkdirat newfstatat stat lstat open openat readlink
+    readlinkat rename renameat2 rmdir statfs statx unlink unlinkat
+    accept4 bind connect getsockopt recvfrom recvmmsg recvmsg sendfile sendmmsg sendmsg sendto setsockopt shutdown
+    socket
+    clone clone3 exit fork kill tgkill vfork wait4 waitid
+    brk madvise mmap mprotect mremap msync munmap
+    close copy_file_range dup2 epoll_ctl epoll_pwait epoll_wait eventfd2 fcntl fdatasync flock fstat fsync ftruncate
+    getdents64 io_uring_enter ioctl lseek pipe2 poll ppoll pread64 preadv pselect6 pwrite64 pwritev read readv select
+    splice write writev
+    futex
+    clock_nanosleep nanosleep sched_yield"""
+"""The calls that programs make in numbers, by strace's classes; then those in none of them that stand for waiting."""
+USUAL = tuple(_USUAL.split())
+
 _CLASS_OF = {name: kind for kind, names in _MEMBERS.items() for name in names.split()}
 
 
 def syscall_class(name: str) -> str:
     """file, network, process, memory, desc, futex, or `other`."""
     return _CLASS_OF.get(name, "other")
+
+
+def tracepoint(name: str) -> str:
+    """The tracepoint that the kernel passes when a program makes the call."""
+    return f"syscalls:sys_enter_{next((theirs for theirs, ours in _KERNELS.items() if ours == name), name)}"
+
+
+def of_tracepoint(event: str) -> str | None:
+    """The call that an event of perf stands for; None for one that stands for none, or for all."""
+    _, is_one, name = event.partition("syscalls:sys_enter_")
+    return _KERNELS.get(name, name) if is_one else None

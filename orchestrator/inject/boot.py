@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 SETTINGS = "PROFRUN_INJECT"
 """The variable that names the file of settings: a dict, by `marshal` (which needs no import), in a format that every
 Python 3 reads."""
-_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+RANKS = (
+    "RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID",
+    "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "SLURM_PROCID",
+)  # fmt: skip
+"""As in launching.py."""
 SHOWN = ("PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 _HELD = "PROFRUN_HELD"
 _PR_SET_PTRACER = 0x59616D61
@@ -24,9 +28,10 @@ _PR_SET_PTRACER = 0x59616D61
 settings: dict[str, Any] = {}
 
 
-def start() -> None:
-    """Does what the settings ask for. Raises nothing into the program."""
-    path = os.environ.get(SETTINGS)
+def start(path: str | None = None) -> None:
+    """Does what the settings ask for, in the file that the environment names where none is given. Raises nothing into
+    the program."""
+    path = path or os.environ.get(SETTINGS)
     if not path or sys.implementation.name != "cpython":
         return
     try:
@@ -35,9 +40,10 @@ def start() -> None:
     except (OSError, ValueError, EOFError, TypeError):
         return  # the pass is over: this process has outlived it
     folder = path.rpartition("/")[0]
-    diary.open_in(folder)
-    bell.hang_in(folder)
-    _sign_in()
+    if not settings.get("armed"):  # where nobody looks yet, nobody is told
+        bell.hang_in(folder, settings.get("pids"))
+        sign_in(folder)
+    settings["folder"] = folder
     for part in (_allow_tracing, _start_parts):
         try:
             part()
@@ -50,20 +56,28 @@ def start() -> None:
         bell.ring("python")
 
 
+def sign_in(folder: str | None = None) -> None:
+    """Begins this process's diary."""
+    diary.open_in(folder)
+    _sign_in()
+
+
 def sign_in_again() -> None:
     """In a forked child that has turned out to be of interest."""
-    diary.open_in()
-    _sign_in()
+    if settings.get("armed"):
+        _listen()
+    else:
+        sign_in()
 
 
 def rank() -> int | None:
     """This process's global rank as its launcher tells it; None where none does."""
-    return _number(*_RANKS)
+    return _number(*RANKS)
 
 
 def ranks_here() -> list[int] | None:
     """[first, number] of the ranks that belong to this program on this machine; None where no launcher tells."""
-    own, local, count = rank(), _number("LOCAL_RANK"), _number("LOCAL_WORLD_SIZE")
+    own, local, count = rank(), _number("LOCAL_RANK"), _number("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
     if own is None or local is None or count is None:
         world = _number("WORLD_SIZE")
         return None if own is None or world is None else [0, world]
@@ -77,8 +91,7 @@ def _number(*names: str) -> int | None:
 def _sign_in() -> None:
     diary.write(
         "start",
-        pid=os.getpid(),
-        ppid=os.getppid(),
+        pid=bell.pid(),
         host=os.uname().nodename,
         rank=rank(),
         program=_program(_command_line()),
@@ -129,7 +142,7 @@ def _started_with() -> dict[str, str | None] | None:
 
 def _allow_tracing() -> None:
     """Where only ancestors may trace, a process has to let others in by itself."""
-    if settings.get("tracer"):
+    if settings.get("tracer") and not bell.is_abroad():  # where that number is somebody else, or nobody
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, settings["tracer"], 0, 0, 0)
@@ -157,13 +170,21 @@ def _torch_is_here(torch: Any) -> None:
 
     diary.write("torch", version=str(torch.__version__))
     training.begin(torch, settings)
+    if settings.get("armed"):
+        _listen()
+
+
+def _listen() -> None:
+    from . import armed
+
+    armed.listen(settings["folder"])
 
 
 def _forked() -> None:
     """In the child of a fork: another process, with a diary of its own if it turns out to have steps."""
     try:
         diary.forget()
-        for name in (".training", ".ranges"):
+        for name in (".training", ".ranges", ".armed"):
             part = sys.modules.get(__package__ + name)
             if part:
                 part.forked()
@@ -180,6 +201,9 @@ def _end() -> None:
         ranges = sys.modules.get(__package__ + ".ranges")
         if ranges:
             ranges.finish()
+        armed = sys.modules.get(__package__ + ".armed")
+        if armed:
+            armed.close()
         part = settings.get("seeds_part")
         diary.write("end", seeds=part.read_back() if part else None)
     except Exception as error:

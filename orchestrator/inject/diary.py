@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import time
 
+from . import bell
+
 TYPE_CHECKING = False  # importing typing would cost the target more than all of this file
 if TYPE_CHECKING:
     from typing import Any
@@ -24,7 +26,7 @@ def open_in(folder: str | None = None) -> None:
     global _folder, _file
     _folder, _file = folder or _folder, None
     for serial in range(1000):
-        path = f"{_folder}/{os.getpid()}.{serial}.diary"
+        path = f"{_folder}/{bell.pid()}.{serial}.diary"
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         except FileExistsError:

@@ -10,7 +10,8 @@ import threading
 import time
 from functools import partial
 
-from . import boot, diary, pending
+from . import bell, boot, diary, pending
+from .around import around_function
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +26,34 @@ _AVERAGES_BYTES = 8 << 20
 
 _started: list[bool] = []
 """Not empty when torch's profiler was ever started in this process, or in the one that it was forked off."""
+_running = [0]
+"""How many profilers are on in this process, ours among them, where they are counted."""
+_INTRODUCED_S = 2.0
+_SAVED_S = 120.0
+"""How long the end of the program waits for another thread that writes the trace."""
+
+
+def count_all(module: Any) -> None:
+    """Counts the profilers of torch.autograd.profiler, whoever starts them, from now on: torch itself tells a thread of
+    its own one only."""
+    for name, change in (("_enable_profiler", 1), ("_disable_profiler", -1)):
+        if hasattr(module, name):
+            around_function(module, name, partial(_count, change))
+
+
+def _count(change: int, _nothing: Any) -> None:
+    _running[0] += change
+
+
+def of_all_threads() -> Any:
+    """What torch.profiler must be told to record all threads, so that any may start and stop it; None where this torch
+    can't."""
+    try:
+        from torch._C._profiler import _ExperimentalConfig
+
+        return _ExperimentalConfig(profile_all_threads=True)
+    except (ImportError, TypeError):
+        return None
 
 
 class Profiler:
@@ -43,6 +72,12 @@ class Profiler:
         self._ended = 0.0
         self._real_exit: Callable[[int], Any] | None = None
         self._handler: Callable[[int, Any], None] | None = None
+        self._turn = _thread.RLock()
+        """Where several threads may end it, the first does."""
+        self._saver = 0
+        self._of_all: Any = None
+        """Set where all threads are recorded: then any thread may start and stop it."""
+        self._skipped = 0
         self._late = 0
         """A signal that came while the trace was written, and ends the program right after."""
 
@@ -103,11 +138,88 @@ class Profiler:
             self._by_steps = False
             self._begin(None, 0)
 
+    # ------------------------------------------------------------ woken from outside
+
+    def record_now(self) -> None:
+        """By time, and from any thread."""
+        self._by_steps, self._of_all = False, of_all_threads()
+        if self._of_all is None:
+            pending.in_main_thread(self._record_now)
+        else:
+            self._introduce()
+            self._record_now()
+
+    def first_from(self, count: int) -> int:
+        """The number of its first step, where `count` have ended; until then it was the number of those to skip."""
+        self._skipped = self.first or 0
+        self.first = count + 1 + self._skipped
+        return self.first
+
+    def begin_anew(self) -> None:
+        """What was recorded were no steps of the training."""
+        self.cancel()
+        self._state, self._cut, self.first = "waiting", None, self._skipped
+
+    def is_on(self) -> bool:
+        return self._state == "recording"
+
+    def is_over(self) -> bool:
+        return self._state == "done"
+
+    def end(self) -> None:
+        """Whoever has asked for it has seen enough."""
+        stop = partial(self._stop_this, self._profile)
+        if self._state == "waiting":
+            self.finish("")
+        elif not self._by_steps:
+            self._where_it_began(stop)
+        elif self._state == "recording":
+            self._cut = self._cut or "it was ended before all of its steps had been made"
+            if self._steps.owner == threading.main_thread().ident:  # else with the next step
+                pending.in_main_thread(stop)
+
+    def drop(self) -> None:
+        """Whoever has asked for it is gone: nothing is saved."""
+        profile = self._profile
+        if profile is not None:
+            profile.on_trace_ready = None
+        self.end()
+
+    def _where_it_began(self, function: Callable[[], object]) -> None:
+        """torch's profiler belongs to the thread that has started it, except where it records all."""
+        if self._of_all is not None:
+            function()
+        else:
+            pending.in_main_thread(function)
+
+    def _introduce(self) -> None:
+        """The first thread to use torch's profiler has to be that which has imported torch, or a line on stderr tells
+        of it. A main thread that does not come to it in a moment leaves us that line."""
+        if _started:
+            return
+        late: list[bool] = []
+        over = _thread.allocate_lock()
+        over.acquire()
+
+        def use_once() -> None:
+            if not late and not _running[0]:
+                self._profile = profile = self._torch.profiler.profile(
+                    activities=[self._torch.profiler.ProfilerActivity.CPU]
+                )
+                self._start_light(profile)
+                self._quiet(profile)
+                self._profile = None
+            over.release()
+
+        pending.in_main_thread(use_once)
+        if not over.acquire(timeout=_INTRODUCED_S):
+            late.append(True)
+
     # ------------------------------------------------------------ starting and stopping
 
     def _begin(self, schedule: Any, step: int) -> None:
         """Starts the recording; the steps of a schedule bear the numbers that ours have: `step` is the present one."""
-        if self._torch.autograd._profiler_enabled():
+        if self._torch.autograd._profiler_enabled() or _running[0]:
             self._step_aside()
             return
         began = time.perf_counter()
@@ -141,6 +253,7 @@ class Profiler:
             with_stack=options["stacks"],
             profile_memory=options["memory"],
             with_flops=options["flops"],
+            **({} if self._of_all is None else {"experimental_config": self._of_all}),
         )
 
     def _start_light(self, profile: Any) -> None:
@@ -186,9 +299,10 @@ class Profiler:
 
     def _stop(self) -> None:
         """Ends the recording; what there is gets saved on the way."""
-        if self._state != "recording":
-            return
-        self._state, self._ended = "saving", time.perf_counter()
+        with self._turn:
+            if self._state != "recording":
+                return
+            self._state, self._ended, self._saver = "saving", time.perf_counter(), _thread.get_ident()
         self._steps.on_record(False)
         try:
             self._profile.stop()
@@ -207,6 +321,7 @@ class Profiler:
 
     def finish(self, why: str) -> None:
         """The program is about to end, or its interpreter is: nothing of ours may be on any more."""
+        self._let_other_save()
         if self._state == "recording":
             self._cut = self._cut or f"the program ended ({why})"
             self._stop()
@@ -215,6 +330,11 @@ class Profiler:
         elif self._state == "waiting":
             self._tell(recorded=False, why="never", steps=self._steps.count)
         self._state = "done"
+
+    def _let_other_save(self) -> None:
+        until = time.monotonic() + _SAVED_S
+        while self._state == "saving" and self._saver != _thread.get_ident() and time.monotonic() < until:
+            time.sleep(0.01)
 
     def cancel(self) -> None:
         """What was recorded were no steps of the training: it is forgotten."""
@@ -246,7 +366,7 @@ class Profiler:
             time.sleep(_LOOK_S)
             spent_s = time.monotonic() - began
             if for_s is not None and not self._by_steps and spent_s >= for_s:
-                pending.in_main_thread(partial(self._stop_this, profile))
+                self._where_it_began(partial(self._stop_this, profile))
                 return
             if spent_s > limit_s:
                 self._cut = f"it had recorded for {limit_s:.0f} s (max_time)"
@@ -254,7 +374,7 @@ class Profiler:
                 asked = " (max_memory)" if limit_bytes == self._options["max_rss_bytes"] else ""
                 self._cut = f"it had taken {limit_bytes >> 20} MiB of memory{asked}"
             if self._cut:
-                pending.in_main_thread(partial(self._stop_this, profile))
+                self._where_it_began(partial(self._stop_this, profile))
                 return
 
     # ------------------------------------------------------------ saving
@@ -274,6 +394,7 @@ class Profiler:
             ended=self._steps.count,
             cut=self._cut,
             bytes=size,
+            beside=self._of_all is not None,
             start_s=self._start_s,
             save_s=round(time.perf_counter() - self._ended, 3),
         )
@@ -287,12 +408,12 @@ class Profiler:
         """The files of this process: by its rank where it has one, by its pid in any case."""
         rank = boot.rank()
         folder, who = self._options["dir"], "" if rank is None else f"rank{rank}-"
-        return f"{folder}/{who}{os.getpid()}"
+        return f"{folder}/{who}{bell.pid()}"
 
     def _tell(self, **facts: Any) -> None:
         import json
 
-        facts.update(pid=os.getpid(), rank=boot.rank(), ranks_here=boot.ranks_here(), host=os.uname().nodename)
+        facts.update(pid=bell.pid(), rank=boot.rank(), ranks_here=boot.ranks_here(), host=os.uname().nodename)
         with open(self._stem() + ".facts.json", "w") as file:
             json.dump(facts, file)
 

@@ -40,6 +40,7 @@ _SHORT_STEPS = 15
 """Of steps shorter than that, all but each 16th go without the CPU time: to ask for it takes some microseconds."""
 _ROOM = 1 << 16
 """Words for which there is room at a time: some thousand steps."""
+NEVER = 1 << 62
 LIMIT = 1 << 24
 """Words beyond these are not kept: 128 MiB, a million steps or more."""
 _OPTIMIZER = PHASES.index("optimizer")
@@ -63,9 +64,9 @@ class Steps:
         self.claim = 0
         self.loading = False
         """Inside a DataLoader's next: what modules do there is part of it."""
-        self.wake: int | None = None
+        self.wake = NEVER
         self.on_wake: Callable[[], None]
-        """`wake` is the number of ended steps at which this is called next: for windows."""
+        """This is called at the end of the next step after which as many as `wake` have ended: for windows."""
         self.on_end: Callable[[int], None] | None = None
         self.on_begin: Callable[[int], None] | None = None
         """Called with the number of the step that has ended, and of that which begins, after the window has turned."""
@@ -176,7 +177,7 @@ class Steps:
         self.count = count = self.count + 1
         if self.on_end is not None:
             self.on_end(count - 1)
-        if count == self.wake:
+        if count >= self.wake:
             self.on_wake()
             self._start()  # what was done for the window is no step's time
         elif room != self._file.room:

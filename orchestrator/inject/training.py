@@ -7,7 +7,7 @@ import sys
 from _thread import get_ident
 from time import perf_counter_ns
 
-from . import boot, compiled, diary, pending, window
+from . import boot, compiled, diary, pending, profiler, window
 from .around import AroundSpecial, around_function, around_method, around_special, learn
 from .imports import when_imported
 from .phases import Loading, Phase, stand_in
@@ -35,6 +35,11 @@ def begin(torch: Any, settings: dict[str, Any]) -> None:
     global _active
     _active = Training(torch, settings)
     _active.install()
+
+
+def window_now() -> window.Window | None:
+    """That of this process; None before torch is there."""
+    return None if _active is None else _active.window
 
 
 def forked() -> None:
@@ -111,7 +116,7 @@ class Training:
         when_imported("torch.utils.data.dataloader", self._watch_data)
         when_imported("torch._dynamo.eval_frame", self._watch_compiled)
         when_imported("torch._dynamo.trace_rules", compiled.hide)
-        if self.settings.get("torch"):
+        if self.settings.get("torch") or self.settings.get("armed"):
             self._look_out_for_profilers()
         around_special(torch.nn.Module, "__call__", self._before_unknown_module)
         self._search = torch.nn.Module.__dict__["__call__"]
@@ -121,11 +126,13 @@ class Training:
         return partial(self.steps.begin, phase)
 
     def _look_out_for_profilers(self) -> None:
-        profiler = self.torch.profiler
-        kinds = (profiler.profile, profiler._KinetoProfile, self.torch.autograd.profiler.profile)
+        offered = self.torch.profiler
+        kinds = (offered.profile, offered._KinetoProfile, self.torch.autograd.profiler.profile)
         for kind, name in zip(kinds, ("start", "start", "__enter__")):
             if name in kind.__dict__:
                 around_method(kind, name, lambda other: self.window.before_profiler(other))
+        if self.settings.get("armed"):
+            profiler.count_all(self.torch.autograd.profiler)
 
     def _watch_scaler(self, module: Any) -> None:
         if "step" in module.GradScaler.__dict__:

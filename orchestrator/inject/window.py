@@ -6,6 +6,7 @@ from __future__ import annotations
 from . import bell, diary, nvtx, pending
 from .gputimes import GpuTimes, may_be_asked
 from .profiler import Profiler
+from .steps import NEVER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ class Window:
         self._began = self._is_open = False
         self._looked = looked
         self._ranges = nvtx.ranges(torch) if settings.get("nvtx") else None
-        self._events = GpuTimes() if torch.version.cuda or torch.version.hip else None
+        times = not settings.get("armed") and (torch.version.cuda or torch.version.hip)
+        self._events = GpuTimes() if times else None
         self._last: Any = None
         """The event at the end of the last step."""
         if self._ranges or self._events:
@@ -62,6 +64,9 @@ class Window:
     def again(self) -> Window:
         """The window of the training, when what came before only looked like steps; the same one where that has no step
         before it, as it is too late for another."""
+        if self._settings.get("armed"):
+            self._join_anew()
+            return self
         first = self._profiler.first if self._profiler else None
         if not (self._plan["skip"] if self._plan else first):
             return self
@@ -95,6 +100,41 @@ class Window:
         if self._events:
             self._events.collect()
 
+    # ------------------------------------------------------------ woken from outside
+
+    def wake(self, options: dict[str, Any]) -> Profiler:
+        """From any thread: torch.profiler begins at once or, where the window is in steps, with the next one."""
+        self._profiler = profiler = Profiler(self._torch, options, self._steps)
+        if profiler.first is None:
+            profiler.record_now()
+        else:
+            self._join_with_next_step(profiler)
+        return profiler
+
+    def drop(self, profiler: Profiler) -> None:
+        """Who has woken it is gone."""
+        if self._profiler is profiler:
+            self._agenda.clear()
+        profiler.drop()
+
+    def _join_with_next_step(self, profiler: Profiler) -> None:
+        """In the thread of the steps, whose agenda it is."""
+        self._steps.on_wake, self._steps.wake = partial(self._join, profiler), 0
+
+    def _join(self, profiler: Profiler) -> None:
+        if not profiler.is_over():
+            first = profiler.first_from(self._steps.count)
+            self._plan_profiler(profiler, first)
+        self._turn()
+
+    def _join_anew(self) -> None:
+        """What was recorded, or would have been, only looked like steps."""
+        profiler = self._profiler
+        if profiler is not None and profiler.first is not None and not profiler.is_over():
+            self._agenda.clear()
+            profiler.begin_anew()
+            self._join_with_next_step(profiler)
+
     # ------------------------------------------------------------ the agenda
 
     def _at(self, step: int, action: Action) -> None:
@@ -102,7 +142,7 @@ class Window:
 
     def _set_alarm(self) -> None:
         coming = [step for step in self._agenda if step > self._steps.count or (step == 0 and not self._began)]
-        self._steps.wake, self._steps.on_wake = min(coming, default=None), self._turn
+        self._steps.on_wake, self._steps.wake = self._turn, min(coming, default=NEVER)
 
     def _turn(self) -> None:
         for action in self._agenda.pop(self._steps.count, ()):

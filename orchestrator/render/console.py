@@ -11,8 +11,19 @@ from collections.abc import Iterator, Sequence
 from signal import Signals
 from typing import TYPE_CHECKING, TextIO
 
-from orchestrator import redact
-from orchestrator.model import HARMLESS, IN_FORCE, USABLE, Capture, Check, Metric, Pass, PassRecord, StepRecord
+from orchestrator import attached, redact
+from orchestrator.model import (
+    HARMLESS,
+    IN_FORCE,
+    USABLE,
+    Attached,
+    Capture,
+    Check,
+    Metric,
+    Pass,
+    PassRecord,
+    StepRecord,
+)
 from orchestrator.render import environment, stepping, view
 from orchestrator.units import show_bytes, show_duration
 
@@ -22,6 +33,8 @@ if TYPE_CHECKING:
     from orchestrator.resolve import Estimate, Run
 
 WIDTH = 78
+SHOWN = 12
+"""Processes that are named in one line; the others are counted."""
 LABEL = 13
 """Columns of the words on the left of the summary: the longest status, and a space more between."""
 ENOUGH = 3
@@ -58,6 +71,8 @@ class Console:
             self._line(f"{shim} is a version manager's shim; {run.target.exe} is run")
         if interpreter:
             self._line(f"target: {interpreter}")
+        if len(run.attached) > 1:
+            self._line(f"processes: {looked_at(run.attached)}")
         told_later = [check for _, own in checks.steps for check in own if check.verdict in ("missing", "blocked")]
         for check in checks.every():
             if check.verdict != "ok" and check not in told_later:
@@ -302,7 +317,10 @@ def aim(run: Run, estimate: Estimate) -> str:
         if not estimate.starts:
             return f"no start of {one_line(run.target.argv)} is possible"
         return f"{_plural(estimate.starts, 'start')} of {one_line(run.target.argv)}, {cost(estimate)}"
-    who = f"process{'es' if len(run.pids) > 1 else ''} {', '.join(map(str, run.pids))} ({one_line(run.target.argv)})"
+    named = f"process{'es' if len(run.pids) > 1 else ''} {', '.join(map(str, run.pids))}"
+    count = len(attached.programs_of(run.attached))
+    ranks = f", {count} ranks" if count > 1 and attached.ranks(run.attached) else ""
+    who = f"{named} ({one_line(run.target.argv)}{ranks})"
     if not run.passes:
         return f"nothing in it can look at {who}"
     tools = ", then ".join("+".join(m.use for m in p.members) for p in run.passes)
@@ -310,6 +328,21 @@ def aim(run: Run, estimate: Estimate) -> str:
     if window is None or window.for_s is None:
         return f"looks at {who} with {tools}, until it ends or you press Ctrl-C"
     return f"looks at {who} with {tools}, for {show_duration(window.for_s)}{' each' if len(run.passes) > 1 else ''}"
+
+
+def looked_at(processes: Sequence[Attached]) -> str:
+    """The processes in one line: `4711 torchrun, 4712 rank 0 of 2, 4713 rank 1 of 2, 4720 below 4713`."""
+    words = [f"{one.pid}{_place(one)}" for one in processes[:SHOWN]]
+    more = len(processes) - len(words)
+    return ", ".join([*words, *([f"and {more} more"] if more else [])])
+
+
+def _place(one: Attached) -> str:
+    if one.wrapper:
+        return f" {one.wrapper}"
+    if one.rank is not None and one.lead == one.pid:
+        return f" rank {one.rank}" + (f" of {one.world_size}" if one.world_size is not None else "")
+    return f" below {one.lead}" if one.lead != one.pid else ""
 
 
 def cost(estimate: Estimate) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.model import USABLE
-from orchestrator.render import environment, gpu, kernels, memory, operators, samples, stepping, view
+from orchestrator.render import environment, gpu, hang, kernels, memory, operators, samples, stepping, view
 
 if TYPE_CHECKING:
     import pandas
@@ -42,9 +42,11 @@ def render(report: Report) -> str:
     sections = (
         _head,
         _findings,
+        _stands,
         _timing,
         _steps,
         _passes,
+        _processes,
         _captures,
         _gpu,
         _kernels,
@@ -98,6 +100,17 @@ def _finding(finding: Finding) -> Iterator[str]:
     for item in finding.evidence:
         name, row, value, unit = item.table, item.row, item.value, item.unit
         yield f"  - {view.title(name)}: {code(row)} {escape(view.plain(value) or view.UNKNOWN)} {escape(unit or '')}"
+
+
+def _stands(report: Report) -> Iterator[str]:
+    """The threads of a program that hung."""
+    for one in hang.stands(report):
+        yield from ("## Where it stood", "", f"{escape(one.told)}.", "")
+        head = ("Process", "Thread", "Between the looks", "In", "Place")
+        rows = [(r.who, escape(r.thread), r.moved, escape(r.doing), code(r.place) if r.place else "") for r in one.rows]
+        yield from (*grid(head, rows), "")
+        if one.more:
+            yield from (f"{one.more} more are in the table of threads.", "")
 
 
 def _timing(report: Report) -> Iterator[str]:
@@ -162,6 +175,16 @@ def _pass(row: view.PassRow) -> tuple[Cell, ...]:
     slowdown, trust = (row.slowdown, row.trust or row.remark) if compared else (row.remark, "")
     ended = None if row.ended is None else escape(row.ended)
     return (row.id, row.role, row.collectors, row.wall, slowdown, trust, ended, escape("; ".join(row.notes)))
+
+
+def _processes(report: Report) -> Iterator[str]:
+    rows = [
+        (str(p.pid), p.rank or "none", code(p.what), escape(p.role), escape(p.course), escape(p.left))
+        for p in view.processes(report)
+    ]
+    if rows:
+        head = (">Process", "Rank", "Command", "Role", "State before → after", "Now")
+        yield from (*_section("Processes looked at", head, rows, ""), "")
 
 
 def _captures(report: Report) -> Iterator[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator import units
-from orchestrator.model import IMPORT, USABLE, Capture, Exit, Metric, PassRecord, Process, Trust
+from orchestrator.model import IMPORT, USABLE, Attached, Capture, Exit, Metric, PassRecord, Process, Trust
 
 if TYPE_CHECKING:
     import pandas
@@ -28,6 +28,8 @@ _LADDERS: Mapping[str, tuple[tuple[float, str], ...]] = {
 }
 
 TABLES: Mapping[str, tuple[str, str]] = {
+    "threads": ("Threads", "every thread at two looks: whether it has moved between them, and what it is in"),
+    "collectives": ("Collectives", "what the flight recorders had kept of each rank's calls, the oldest first"),
     "steps": ("Steps", "what each step of the program took, phase by phase; the chart draws them"),
     "functions": ("Functions", "self: the function was running itself; total: it was anywhere on the stack"),
     "syscalls_by_class": ("System calls by class", "the table of system calls, added up"),
@@ -92,6 +94,24 @@ class PassRow:
 
 
 @dataclass(frozen=True)
+class Looked:
+    """A process that was looked at while it ran, as text, over all passes."""
+
+    pid: int
+    rank: str
+    """`1 of 2`; "" where it has none, or none is known."""
+    what: str
+    """Its command line, without secrets."""
+    role: str
+    """Whether it was named or whose child it is, and as what it only starts others."""
+    course: str
+    """Its state before the first look and after the last."""
+    left: str
+    """What it does now: whether it goes on."""
+    tone: Tone
+
+
+@dataclass(frozen=True)
 class Figure:
     """A metric as text. What is None is not known."""
 
@@ -125,6 +145,53 @@ def attached(report: Report) -> bool:
     """Whether the run looked at processes that ran already: what profrun starts has an end that it sees."""
     runs = [p.run for p in report.passes if p.run]
     return bool(runs) and all(run.exit is None and not run.start_error for run in runs)
+
+
+STATES: Mapping[str, str] = {
+    "R": "running", "S": "sleeping", "D": "waiting for a device", "I": "idle", "T": "stopped", "t": "held by a tracer",
+}  # fmt: skip
+"""What the kernel's letters mean (proc(5))."""
+
+
+def processes(report: Report) -> list[Looked]:
+    """Every process that was looked at, parents before children; empty where profrun had started the program."""
+    seen: dict[tuple[int, int | None], list[Attached]] = {}
+    for one in (one for p in report.passes if p.run for one in p.run.attached):
+        seen.setdefault((one.pid, one.born), []).append(one)
+    last = next((p.run.attached for p in reversed(report.passes) if p.run and p.run.attached), ())
+    return [_looked(found[0], found[-1], found[-1] in last) for found in seen.values()]
+
+
+def _looked(first: Attached, last: Attached, until_the_end: bool) -> Looked:
+    before = "not there yet" if first.state_before is None else _state(first.state_before, first.tracer_before)
+    after = "ended" if last.state_after is None or not until_the_end else _state(last.state_after, last.tracer_after)
+    stood, stands = first.state_before in ("T", "t"), last.state_after in ("T", "t")
+    left, tone = _LEFT[after == "ended", stands, stood]
+    size = f" of {last.world_size}" if last.world_size is not None else ""
+    return Looked(
+        pid=last.pid,
+        rank="" if last.rank is None else f"{last.rank}{size}",
+        what=" ".join(last.argv) or "(no command line)",
+        role=("named" if last.parent is None else f"child of {last.parent}")
+        + (f", only starts others ({last.wrapper})" if last.wrapper else ""),
+        course=before if before == after else f"{before} → {after}",
+        left=left,
+        tone=tone,
+    )
+
+
+_LEFT: Mapping[tuple[bool, bool, bool], tuple[str, Tone]] = {
+    (False, False, False): ("goes on", "good"),
+    (False, False, True): ("goes on, and was stopped before", "warn"),
+    (False, True, True): ("stopped, as before", "good"),
+    (False, True, False): ("stopped, and was not before", "bad"),
+    **{(True, stands, stood): ("ended by itself", "good") for stands in (False, True) for stood in (False, True)},
+}
+"""By whether it has ended, stands now, and stood before."""
+
+
+def _state(letter: str, tracer: int) -> str:
+    return STATES.get(letter, letter) + (f" (traced by {tracer})" if tracer else "")
 
 
 def _costliest(report: Report) -> str | None:

@@ -8,6 +8,8 @@ since the Unix epoch, and `m`, ns of the monotonic clock. The first names the co
     {"t", "m", "host": {"": [...]}, "core": {"0": [...]}, "process": {"4711": [...]}, "gpu": {"GPU-...": [...]}, ...}
                     readings, in the order of the columns; null is what this machine does not tell
     {"t", "m", "seen": PID, "parent", "name", "exec"}       a process appeared, or (exec) became another program
+    {"t", "m", "rank": N, "of": PID}                        that process is told its rank by its environment
+    {"t", "m", "mappings": {"4711": [[NAME, PSS], ...]}}    what takes most of a process's memory, at the end
     {"t", "m", "environment": {NAME: TEXT}}                 which GPUs the target was given, where it says so
     {"t", "m", "devices": [{"uuid", "index", "name"}], "through"}       the GPUs, and who tells of them
     {"t", "m", "note"}          what went wrong

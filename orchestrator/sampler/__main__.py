@@ -8,10 +8,12 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])  # instead of this folder, whose names are no top-level modules
 
+from orchestrator.sampler import maps  # noqa: E402
 from orchestrator.sampler.gpus import Nvml, Smi, Source, Watch, die_with_parent  # noqa: E402
 from orchestrator.sampler.host import Host  # noqa: E402
 from orchestrator.sampler.log import COLUMNS, FORMAT, Log, now  # noqa: E402
@@ -32,7 +34,8 @@ class Sampler:
         self._interval_ns = round(options.interval * 1e9)
         self._costly = 0
         self._host = Host()
-        self._tree = Tree(options.pids, log, options.gated)
+        self._tree = Tree(options.pids, log, options.gated, options.ranks)
+        self._rounds = 0
         self._gpus = Watch(log, options.interval, _sources(options))
 
     def run(self) -> str:
@@ -48,11 +51,11 @@ class Sampler:
             stop = signal.sigtimedwait(STOPS, max(0, due_ns - time.monotonic_ns()) / 1e9)
             if stop:
                 self._gpus.end()
-                self._round()
+                self._round(is_last=True)
                 return signal.Signals(stop.si_signo).name
 
-    def _round(self) -> int:
-        """One reading of all; gives back the CPU time in ns that it took."""
+    def _round(self, is_last: bool = False) -> int:
+        """One reading of all; gives back the CPU time in ns that it took, but for what is read seldom."""
         began_ns, at = time.thread_time_ns(), now()
         host, cores = self._host.read()
         processes = self._tree.read() if self._options.processes else {}
@@ -60,7 +63,18 @@ class Sampler:
         own = [time.process_time_ns() + self._gpus.cpu_ns(), time.monotonic_ns() - at[1]]
         found = {"host": {"": host}, "core": cores if self._options.cores else {}, "process": processes}
         self._log.write({**{source: rows for source, rows in found.items() if rows}, "monitor": {"": own}}, at)
-        return time.thread_time_ns() - began_ns
+        used_ns = time.thread_time_ns() - began_ns
+        if self._options.maps_every and (is_last or self._rounds % self._options.maps_every == 0):
+            self._read_maps(processes, is_last)
+        self._rounds += 1
+        return used_ns
+
+    def _read_maps(self, pids: Collection[str], is_last: bool) -> None:
+        at, memory = now(), maps.of(pids)
+        if memory:
+            self._log.write({"memory": memory}, at)
+        if is_last:
+            self._log.write({"mappings": {pid: maps.largest(pid) for pid in memory}})
 
     def _spare(self, used_ns: int) -> None:
         """Doubles the interval where many processes would make reading them a load of its own."""
@@ -88,8 +102,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--no-processes", dest="processes", action="store_false", help="leave the tree out")
     parser.add_argument("--no-cores", dest="cores", action="store_false", help="leave the single processors out")
     parser.add_argument("--no-gpus", dest="gpus", action="store_false", help="leave the GPUs out")
+    parser.add_argument(
+        "--maps-every", type=int, default=0, metavar="N", help="memory maps at each Nth reading; 0: never"
+    )
+    parser.add_argument("--ranks", type=_words, default=(), metavar="NAME,...", help="variables that tell a rank")
     parser.add_argument("--nvidia-smi", metavar="PATH", help="what to ask where NVML can't be asked")
     return parser.parse_args()
+
+
+def _words(text: str) -> list[str]:
+    return text.split(",")
 
 
 def _pids(text: str) -> list[int]:

@@ -24,6 +24,7 @@ COLUMNS = {
         "cpu_ns", "waited_ns", "rss_bytes", "threads", "children", "read_bytes", "write_bytes", "disk_read_bytes",
         "disk_write_bytes", "voluntary_switches", "involuntary_switches", "minor_faults", "major_faults",
     ),
+    "memory": ("rss_bytes", "pss_bytes", "anonymous_bytes", "shared_bytes", "swap_bytes"),
     "gpu": (
         "gpu_util_pct", "memory_util_pct", "memory_used_bytes", "sm_clock_mhz", "memory_clock_mhz", "power_w",
         "temperature_c", "throttle_mask", "pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s",

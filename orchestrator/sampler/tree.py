@@ -67,13 +67,14 @@ class Tree:
 
     gated: the roots stand before their exec; nothing counts until then."""
 
-    def __init__(self, roots: Iterable[int], log: Log, gated: bool) -> None:
+    def __init__(self, roots: Iterable[int], log: Log, gated: bool, rank_names: Iterable[str] = ()) -> None:
         self._roots = tuple(roots)
+        self._rank_names = tuple(rank_names)
         self._log = log
         self._gated = gated
         self._images: dict[int, tuple[int, int]] = {}
         self._unread = set(self._roots)
-        """The roots whose environment is still to be read."""
+        """Those whose environment is still to be read."""
         self._switches: dict[int, Switches] = {}
 
     def read(self) -> dict[str, list[Number]]:
@@ -131,21 +132,26 @@ class Tree:
         if not same:
             self._forget(pid)
         self._images[pid] = stat.image
-        self._unread |= {pid} & {*self._roots}
+        self._unread.add(pid)
         self._log.write({"seen": pid, "parent": stat.parent, "name": stat.name, "exec": same})
         return True
 
     def _read_environment(self, pid: int) -> None:
-        """Writes down what the environment of a root says of the GPUs that it may use. It is empty for a moment in an
-        exec, and for good where it is not ours to read."""
+        """Writes down what the environment says of a process's rank, and that of a root of the GPUs that it may use. It
+        is empty for a moment in an exec, and for good where it is not ours to read."""
         text = read(f"/proc/{pid}/environ") if pid in self._unread else ""
         if not text:
             return
         self._unread.discard(pid)
-        words = (word.partition("=") for word in text.split("\0"))
-        found = {name: value for name, _, value in words if name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")}
-        self._log.write({"environment": found})
+        env = {name: value for name, _, value in (word.partition("=") for word in text.split("\0"))}
+        rank = next((env[name] for name in self._rank_names if env.get(name, "").isdecimal()), None)
+        if rank is not None:
+            self._log.write({"rank": int(rank), "of": pid})
+        if pid in self._roots:
+            chosen = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+            self._log.write({"environment": {name: env[name] for name in chosen if name in env}})
 
     def _forget(self, pid: int) -> None:
         self._images.pop(pid, None)
         self._switches.pop(pid, None)
+        self._unread.discard(pid)

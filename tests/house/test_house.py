@@ -36,8 +36,8 @@ FLOORS = (
     "collectors.base env_steps.base privileged report",
     "formats.ncu formats.ncu_rep kernel machine",
     "cpufreq gpus",
-    "attached neighbours",
-    "folder formats.* inside planfile.fields planfile.source process redact sampler.* signals standalone.* stdio",
+    "attached inside neighbours",
+    "folder formats.* launching planfile.fields planfile.source process redact sampler.* signals standalone.* stdio",
     "names planfile planfile.tree stats steps tables units visible",
     "model",
     "errors inject inject.*",
@@ -48,6 +48,7 @@ SHARED_ROOMS = ("doctor", "formats", "inject", "render", "sampler")
 """Rooms whose files may import one another; those of all other rooms may not."""
 
 STAND_ALONE = (
+    "standalone.dumps",
     "standalone.keeper",
     "standalone.lives",
     "standalone.ncu_rep",
@@ -63,7 +64,7 @@ STAND_ALONE_MAY_TRY = {"standalone.ncu_rep": {"ncu_report"}, "standalone.nvml": 
 SAMPLER_MAY_TRY = {"pynvml"}
 """The sampler is a program of its own, and profrun's own Python runs it: it may look for NVIDIA's bindings there."""
 
-STARTS_PROCESSES = {"process", "sampler.gpus", "standalone.roothelper"}
+STARTS_PROCESSES = {"process", "sampler.gpus", "standalone.dumps", "standalone.roothelper"}
 """Only the first is part of profrun's own process: nvidia-smi has to die with the sampler that reads it, and the root
 helper becomes it."""
 
@@ -79,6 +80,7 @@ WRITES_FILES = {
     "commands": "the log of a bug",
     "sampler.log": "its samples, as they are taken",
     "inside": "the settings of our part inside the target's Python",
+    "standalone.dumps": "what it has seen of a program that hangs",
     "standalone.roothelper": "settings of the host, as root, and the place that all users share",
     "inject.bell": "a FIFO for an answer, from inside the target",
     "inject.diary": "the diary of a process of the target",

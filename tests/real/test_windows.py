@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,7 @@ def test_a_program_without_steps_says_so(tmp_path: Path) -> None:
 
 def test_steps_can_t_be_seen_in_a_process_that_runs_already(tmp_path: Path) -> None:
     plan = write_plan(tmp_path, "{use: py-spy}", window=WINDOW)
-    result = profrun(plan, "--pid", "1", cwd=tmp_path)
+    result = profrun(plan, "--pid", str(os.getpid()), cwd=tmp_path)
     assert result.code == 2
     assert "the plan's window is in steps" in result.stderr
     assert "--duration 30s" in result.stderr

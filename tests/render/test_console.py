@@ -189,6 +189,20 @@ def test_a_first_signal_is_answered() -> None:
     ]
 
 
+def test_the_ranks_of_a_job_are_named_in_one_line(tmp_path: Path) -> None:
+    shown, out = plain()
+    first = sample_report.job(tmp_path).passes[0].run
+    assert first is not None
+    many = tuple(replace(first.attached[1], pid=pid) for pid in range(100, 115))
+    for processes in (first.attached, many, first.attached[:1]):
+        shown.begin(replace(RUN, pids=(7,), attached=processes, passes=()), NOTHING, COST, None)
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "profrun demo: nothing in it can look at process 7 (python train.py, 3 ranks)"
+    assert lines[1] == "processes: 7 torchrun, 8 rank 0 of 3, 9 rank 1 of 3, 11 rank 2 of 3"
+    assert lines[3].endswith("111 below 8, and 3 more")
+    assert lines[4:] == ["profrun demo: nothing in it can look at process 7 (python train.py)"]
+
+
 @pytest.mark.parametrize(
     ("estimate", "words"),
     [

@@ -114,6 +114,13 @@ def test_a_run_that_never_started_says_so_and_shows_no_figure(tmp_path: Path) ->
     assert [a["href"] for t, a in page.elements if t == "a" and str(a["href"]).startswith("./")] == ["./summary.json"]
 
 
+def test_processes_that_ran_already_have_their_table(tmp_path: Path) -> None:
+    page = Page(html.render(sample_report.job(tmp_path)))
+    for said in ("Processes looked at", "1 of 3", "named, only starts others (torchrun)", "ended by itself"):
+        assert said in page.text
+    assert "stopped, and was not before" in page.text and "data-owned" not in str(page.elements)
+
+
 def test_asks_for_nothing(page: Page) -> None:
     policy = next(a["content"] for t, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
     assert str(policy).startswith("default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'sha256-")

@@ -48,6 +48,13 @@ def test_sections_stand_in_reading_order(text: str) -> None:
     assert headings[-2:] == ["Machine", "Environment"]
 
 
+def test_processes_that_ran_already_have_their_table(tmp_path: Path) -> None:
+    said = markdown.render(sample_report.job(tmp_path))
+    assert "## Processes looked at" in said and "named, only starts others (torchrun)" in said
+    assert any(span.startswith("python t.py </script>") for span in spans(said))
+    assert not any(t.type.startswith("html") for t in tokens(said))
+
+
 def test_says_the_figures(text: str) -> None:
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
     assert ["Wall time", "3.234 s", "3.171 to 3.297 s", "±1.9 %", "3.209 s", "3.187 s", "3.405 s", "7", "p06"] in rows

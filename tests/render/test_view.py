@@ -51,6 +51,18 @@ def test_slowdown(ratio: float | None, interval: tuple[float, float] | None, tex
     assert view.slowdown(PassRecord("p", "profiled", ("x",), slowdown=ratio, slowdown_ci95=interval)) == text
 
 
+def test_processes_that_ran_already_are_told_over_all_looks(tmp_path: Path) -> None:
+    told = view.processes(sample_report.job(tmp_path))
+    assert [(p.pid, p.rank, p.role, p.course, p.left, p.tone) for p in told] == [
+        (7, "", "named, only starts others (torchrun)", "sleeping", "goes on", "good"),
+        (8, "0 of 3", "child of 7", "running", "goes on", "good"),
+        (9, "1 of 3", "child of 7", "stopped → stopped (traced by 99)", "stopped, as before", "good"),
+        (11, "2 of 3", "child of 7", "sleeping → ended", "ended by itself", "good"),
+        (12, "", "child of 8", "not there yet → stopped", "stopped, and was not before", "bad"),
+    ]
+    assert view.processes(sample_report.bare(tmp_path)) == []
+
+
 def test_how_a_pass_ended() -> None:
     run = TargetRun(("x",), 1, 0, 1, 1.0, Exit(signal=9))
     record = PassRecord("p", "bare", ("timing",), run=run)
