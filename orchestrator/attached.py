@@ -79,6 +79,15 @@ def whose(first: Attached) -> str:
     return f"process {first.pid}" if first.rank is None else f"rank {first.rank}"
 
 
+def why_traced(one: Attached) -> tuple[str, str]:
+    """Why a process that has a tracer can't get another, and what would help."""
+    name = process.status_of(one.tracer_before).get("Name") or "another program"
+    said = (
+        f"process {one.pid} is traced by {name} (process {one.tracer_before}), and a process has one tracer at a time"
+    )
+    return said, f"end {name} first (process {one.tracer_before}), or let it detach"
+
+
 def proper(attached: Sequence[Attached]) -> Attached | None:
     """The program that is meant: not what has only started it. None where there is no process at all."""
     programs = programs_of(attached)

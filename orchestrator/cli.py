@@ -98,7 +98,7 @@ def _guarded(words: list[str]) -> int:
     """Runs the verb; every error becomes its message and its exit status."""
     import signal
 
-    from orchestrator.errors import EXIT_BUG, ProfrunError
+    from orchestrator.errors import EXIT_BUG, EXIT_PREFLIGHT, ProfrunError
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller that ignores it would keep from us how children end
     try:
@@ -112,6 +112,9 @@ def _guarded(words: list[str]) -> int:
         number = signal.Signals(error.args[0] if error.args else signal.SIGINT)
         print(f"profrun: interrupted by {number.name}", file=sys.stderr)
         return 128 + number
+    except MemoryError:
+        print("profrun: not enough memory\n  next: raise its limit (ulimit -v, or the job's)", file=sys.stderr)
+        return EXIT_PREFLIGHT
     except Exception:  # the last net: a bug must leave a log that can be pasted, not a bare traceback
         from orchestrator.commands import bug_report
 

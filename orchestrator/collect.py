@@ -61,12 +61,12 @@ def _run(live: LivePass) -> TargetRun:
         started_ns=live.started_ns,
         ended_ns=live.ended_ns,
         wall_s=_wall_s(live),
-        exit=live.inner.exit or (started.exit if started else None),
+        exit=live.inner.exit or (None if live.exit_is_the_tools() or started is None else started.exit),
         user_s=usage.ru_utime if usage else None,
         sys_s=usage.ru_stime if usage else None,
         max_rss_bytes=started.max_rss_bytes() if started and not wrapped else None,
         ended_by=live.ended_by,
-        start_error=started.start_error if started else None,
+        start_error=started.start_error if started and not live.tool_start_error else None,
         leftovers=_shown(live, live.leftovers),
         killed=_shown(live, live.killed),
         pythons=tuple(live.pythons),
@@ -104,6 +104,8 @@ def _judged(live: LivePass, member: Member, run: TargetRun, said: str) -> Captur
 def _verdict(
     live: LivePass, member: Member, run: TargetRun, missing: list[Expect], said: str
 ) -> tuple[Status, str | None]:
+    if live.tool_start_error:
+        return "tool_failed", f"the tool around the target could not be started: {live.tool_start_error}"
     if run.start_error:
         return "target_failed", f"the target could not be started: {run.start_error}"
     if member.failure:
@@ -116,7 +118,7 @@ def _verdict(
     if missing:
         return _why_missing(live, member, missing, run, said)
     if member.launch.artifacts:
-        return _with_data(member, run)
+        return _with_data(live, member, run)
     return _without_tool(run, live.context.ok_exit_codes)
 
 
@@ -150,7 +152,9 @@ def _why_missing(
     data = {aide.helper.logs[0] for aide in member.aides if aide.beside.name}
     logs = "".join(tail(path) for path in sorted(member.dir.glob("*.log")) if path not in data)
     texts = [logs, *([said] if member.wrap else [])]
-    ours = "\n".join(("", *member.notes, *live.mishaps))
+    tools = [aide.helper for aide in member.aides if not aide.beside.name]
+    asked = ["asked to end"] * (not tools or any(tool.asked_to_stop for tool in tools))
+    ours = "\n".join(("", *asked, *member.notes, *live.mishaps))
     for sign in member.launch.signs:
         hit = next(filter(None, (re.search(sign.pattern, text) for text in (*texts, *(t + ours for t in texts)))), None)
         if hit:
@@ -161,19 +165,22 @@ def _why_missing(
     if run.ended_by == "interrupt":
         return "cancelled", f"interrupted; the tool had not written {names}"
     words = next(filter(None, map(_last_line, texts)), "it said nothing")
-    return "tool_failed", "; ".join((f"the tool left no {names}: {words}", *_ends(member, run), *member.notes, *live.mishaps))
+    told = (f"the tool left no {names}: {words}", *_ends(member, run), *member.notes, *live.mishaps)
+    return "tool_failed", "; ".join(told)
 
 
 def _ends(member: Member, run: TargetRun) -> Iterator[str]:
-    """How the tool and the target came to their ends, where that was not well."""
-    statuses = [aide.helper.status() for aide in member.aides if not aide.beside.name]
-    yield from (f"it ended with exit {status}" for status in statuses if status and status < 128)
+    """How the tool came to an end that nobody had asked for, and the target to one that was not well."""
+    unasked = [a.helper.status() for a in member.aides if not (a.beside.name or a.helper.asked_to_stop)]
+    yield from (f"it ended with exit {status}" for status in dict.fromkeys(unasked) if status is not None)
     if run.exit and run.exit.status and run.ended_by == "itself":
         how = f"was {run.exit.describe()}" if run.exit.signal else f"ended with {run.exit.describe()}"
         yield f"{'the run under it' if member.wrap else 'the target'} {how}"
 
 
-def _with_data(member: Member, run: TargetRun) -> tuple[Status, str | None]:
+def _with_data(live: LivePass, member: Member, run: TargetRun) -> tuple[Status, str | None]:
+    if live.disk_full:
+        return "degraded", f"the disk of {live.context.scratch} was full: what the tool wrote may be cut"
     if member.truncated:
         return "degraded", "the log had reached its size or time limit; the rest of the run is not in it"
     if any(aide.helper.killed for aide in member.aides):

@@ -179,12 +179,19 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="a.b=value", help="change a value of the plan")
     parser.add_argument("--only", action="append", default=[], metavar="X[,Y]", help="only these collectors")
     parser.add_argument("--skip", action="append", default=[], metavar="X[,Y]", help="all but these collectors")
+    _auto_passes_option(parser)
     parser.add_argument("--timeout", metavar="TIME", type=_time, help="limit for each pass, such as 30m")
     parser.add_argument(
         "--pid", type=_pid, action="append", default=[], help="look at a process that runs already; may be repeated"
     )
     parser.add_argument(
         "--duration", metavar="TIME", type=_time, help="with --pid: how long each pass looks; else until it ends"
+    )
+
+
+def _auto_passes_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--auto-passes", action="store_true", help="split what the plan has `together` and can't share one pass"
     )
 
 
@@ -257,7 +264,8 @@ def _plan(options: argparse.Namespace) -> Plan:
 
     _check_target(options)
     source = options.plan or _default_plan(options)
-    plan = plans.load(_find(source, options.command), [*options.set, *_own_sets(options)])
+    sets = [*options.set, *_own_sets(options)]
+    plan = plans.load(_find(source, options.command), sets, auto_passes=options.auto_passes)
     if not options.plan and getattr(options, "into", None):
         plan = plans.completed(plan, options.only)
     if options.only or options.skip:
@@ -540,7 +548,8 @@ def _for_plan(options: argparse.Namespace) -> Verdict:
     from orchestrator.machine import Machine
     from orchestrator.planfile import plans
 
-    plan = plans.load(_find(options.plan or "auto", options.command), options.set)
+    path = _find(options.plan or "auto", options.command)
+    plan = plans.load(path, options.set, auto_passes=options.auto_passes)
     if options.only or options.skip:
         plan = plans.select(plan, options.only, options.skip)
     run = resolve.resolve(plan, options.command) if options.command else resolve.without_command(plan)
@@ -558,6 +567,7 @@ def _doctor_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("--set", action="append", default=[], metavar="a.b=value", help="change a value of the plan")
     parser.add_argument("--only", action="append", default=[], metavar="X[,Y]", help="only these collectors")
     parser.add_argument("--skip", action="append", default=[], metavar="X[,Y]", help="all but these collectors")
+    _auto_passes_option(parser)
     parser.add_argument("--json", action="store_true", help="the same as data")
     _color_option(parser)
     return parser

@@ -79,6 +79,7 @@ class DryRun:
         return {
             "name": self.run.name,
             "target": {"argv": redact.argv(target.argv), "exe": target.exe, "shims": target.shims},
+            "splits": [split.text() for split in self.run.plan.splits],
             "checks": [asdict(check) for check in self.found.every()],
             "environment": [deed.data() for deed in self.deeds],
             "passes": [
@@ -105,6 +106,7 @@ class DryRun:
             yield f"{shim} is a version manager's shim; {self.run.target.exe} is run"
         if self.run.target.argv == (resolve.NOBODY,):
             yield f"no command is given: {resolve.NOBODY} stands for it"
+        yield from (split.text() for split in self.run.plan.splits)
         budget = self.run.plan.budget
         if budget is not None:
             limit = f"{budget.factor:g} times the bare run" if isinstance(budget, Times) else show_duration(budget)
@@ -292,9 +294,10 @@ def _parts(planned: Pass, run: resolve.Run, launches: Sequence[Launch]) -> Itera
 
 def _launch(member: Any, planned: Pass, run: resolve.Run, machine: Machine, facts: Mapping[str, Any]) -> Launch:
     marked = replace(run.target, env={**run.target.env, process.MARKER: planned.id})
+    partners = tuple(other.label() for other in planned.members if other is not member)
     job = Job(
         planned.id, _PLACE, marked, member.tool(machine), pids=run.pids, attached=run.attached, armed=machine.armed,
-        window=planned.window, facts=facts,
+        window=planned.window, facts=facts, partners=partners,
     )  # fmt: skip
     launched: Launch = member.launch(job)
     return launched

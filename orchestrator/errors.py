@@ -75,11 +75,15 @@ class Problem:
     path: str
     message: str
     hint: str = ""
+    instead: str = ""
+    """The lines of YAML to write in its place."""
 
     def text(self) -> str:
         place = self.file if self.line is None else f"{self.file}:{self.line}"
         path = f"  {self.path}: " if self.path else "  "
-        return f"{place}:{path}{self.message}" + (f" ({self.hint})" if self.hint else "")
+        lines = [f"{place}:{path}{self.message}" + (f" ({self.hint})" if self.hint else "")]
+        lines += ["    write instead:"] if self.instead else []
+        return "\n".join([*lines, *(f"      {line}" for line in self.instead.splitlines())])
 
 
 class PlanError(ProfrunError):
@@ -88,7 +92,11 @@ class PlanError(ProfrunError):
     def __init__(self, problems: list[Problem], next_step: str = "") -> None:
         self.problems = problems
         count = f"{len(problems)} problem" + ("s" if len(problems) > 1 else "")
-        super().__init__(f"the plan has {count}:\n" + "\n".join("  " + p.text() for p in problems), "", next_step)
+        super().__init__(
+            f"the plan has {count}:\n" + "\n".join("  " + p.text().replace("\n", "\n  ") for p in problems),
+            "",
+            next_step,
+        )
 
 
 class ParseError(Exception):

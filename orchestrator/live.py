@@ -229,9 +229,12 @@ class LivePass:
         self.notes: list[str] = []
         self.mishaps: list[str] = []
         """Those of the notes that say what has gone wrong with a tool, or for all of them."""
+        self.disk_full = False
         self.leftovers: list[Process] = []
         self.killed: list[Process] = []
         self._ladder: Ladder | None = None
+        self.tool_stopped = False
+        """Whether a tool around the target had to be ended: its exit status then is not the target's."""
         self._began_target = False
         """Whether a tool that becomes the target has been seen to have done so."""
         self._pythons: set[tuple[int, ...]] = set()
@@ -321,6 +324,8 @@ class LivePass:
         """Runs the plan's `before_each`; says why the pass can't be run when that fails."""
         if self.context.stdin.lost:
             return "skipped", self.context.stdin.lost
+        if not self.context.pids and not Path(self.target.cwd).is_dir():
+            return "target_failed", f"the directory that it runs in is not there any more: {self.target.cwd}"
         if not self.context.before_each or self.context.pids:  # what runs already must not lose its files to us
             return None
         argv = substitute(self.context.before_each, self.names)
@@ -484,13 +489,17 @@ class LivePass:
             self.context.stdin.pump()
             self.context.observer.tick(self._elapsed_s())
             self._sleep()
-        self.ended_ns = (self.started.ended_ns if self.started else None) or time.time_ns()
+        self.ended_ns = (self.started.ended_ns if self.started else None) or self._now_ns()
         if self.inner.outlived and self.inner.pid is not None:
-            self.inner.exit, self.ended_ns = process.take_exit(self.inner.pid), time.time_ns()
+            self.inner.exit, self.ended_ns = process.take_exit(self.inner.pid), self._now_ns()
         self.context.stdin.close()
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began
+
+    def _now_ns(self) -> int:
+        """Since the epoch, by a clock that nobody sets while the pass runs."""
+        return self.started_ns + round(self._elapsed_s() * 1e9)
 
     def _over(self) -> bool:
         if self.started is None:
@@ -528,6 +537,15 @@ class LivePass:
             return self.context.pids[0]
         return self.inner.pid if self.is_wrapped() else self.started.pid
 
+    @property
+    def tool_start_error(self) -> str | None:
+        """Why the tool around the target could not be started; None where it could, or where there is none."""
+        return self.started.start_error if self.started and any(m.wrap for m in self.members) else None
+
+    def exit_is_the_tools(self) -> bool:
+        """Whether the exit status of our child tells nothing of the target."""
+        return bool(self.tool_start_error) or (self.is_wrapped() and self.tool_stopped)
+
     def _watch_inner(self, tool_pid: int) -> None:
         """Finds the target under its tool, and gives the tool its flush time once the target has ended."""
         now, flush_s = time.monotonic(), max(m.collector.flush for m in self.members)
@@ -552,9 +570,9 @@ class LivePass:
         if self.started is None or self._began_target or self.is_wrapped() or not any(m.wrap for m in self.members):
             return
         argv = process.argv_of(self.started.pid)
-        wrapped = any(m.wrap and set(m.wrap.argv[1:]) <= set(argv) for m in self.members)
-        self._began_target = bool(argv) and not wrapped
-        if wrapped and self._ladder is None and self._elapsed_s() > UNSEEN_S:
+        wraps = self._is_around(argv)
+        self._began_target = bool(argv) and not wraps
+        if wraps and self._ladder is None and self._elapsed_s() > UNSEEN_S:
             self._stop_tool(f"the tool had not started the target after {UNSEEN_S:g} s")
 
     def _unseen_limit_s(self) -> float:
@@ -569,17 +587,17 @@ class LivePass:
         return {*process.descendants(tool_pid), *self._marked()} - {tool_pid, *self._tools()}
 
     def _stop_tool(self, why: str) -> None:
+        self.tool_stopped = True
         self._mishap(f"{why}: it was stopped")
         self._ladder = Ladder(STOP_LADDER)
 
     def _find_inner(self, root: int) -> int | None:
         """The first descendant that runs the target's own command line (a script's interpreter may stand before it)."""
         names, words = {self.target.argv[0], self.target.exe}, self.target.argv[1:]
-        tools = [set(m.wrap.argv[1:]) for m in self.members if m.wrap]  # its path may be that of a script around it
         for pid in process.descendants(root):
             argv = process.argv_of(pid)
             head, tail = argv[: len(argv) - len(words)], argv[len(argv) - len(words) :]
-            if head and tail == words and names & set(head) and not any(tool <= set(head) for tool in tools):
+            if head and tail == words and names & set(head) and not self._is_around(head):
                 return pid
         return None
 
@@ -713,7 +731,7 @@ class LivePass:
     def _open_window(self) -> None:
         pid = self.main_pid()
         for member, beside in self._besides("window"):
-            member.started_ns = time.time_ns()
+            member.started_ns = self._now_ns()
             if pid is not None:
                 self._help(member, beside, pid)
         if self.context.pids:  # the time that a user has asked for is that in which the tools look
@@ -726,7 +744,7 @@ class LivePass:
         for member in self.members:
             for aide in member.aides:
                 if aide.beside.when == "window" and not aide.helper.asked_to_stop:
-                    member.ended_ns = time.time_ns()
+                    member.ended_ns = self._now_ns()
                     aide.ask_to_stop()
         if self.started is None:
             self.ended_by = "detached"
@@ -775,7 +793,7 @@ class LivePass:
             for aide in member.aides:
                 cap, path = aide.beside.size_cap_bytes, member.dir / str(aide.beside.size_path)
                 limit_s, since_ns = aide.beside.time_cap_s, member.started_ns or self.started_ns
-                late = limit_s is not None and time.time_ns() - since_ns > limit_s * 1e9
+                late = limit_s is not None and self._now_ns() - since_ns > limit_s * 1e9
                 if not aide.helper.asked_to_stop and (late or (cap is not None and _size(path) > cap)):
                     member.truncated = True
                     aide.ask_to_stop()
@@ -803,6 +821,7 @@ class LivePass:
         self._await_tools(ended)
         self._sweep()
         if shutil.disk_usage(self.dir).free < FULL_BYTES:
+            self.disk_full = True
             self._mishap(f"the disk of {self.dir} is full: what the target and the tools wrote there may be cut")
         for relay in self._relays:
             relay.close(self.hurried)
@@ -882,7 +901,14 @@ class LivePass:
         files = {os.path.realpath(path) for path in paths}
         homes = tuple(str(Path(file).parent) + "/" for file in files if str(Path(file).parent) not in _SYSTEM_PLACES)
         exes = {pid: os.path.realpath(process.exe_of(pid) or "") for pid in self._marked()}
-        return [pid for pid, exe in exes.items() if exe in files or exe.startswith(homes or ("\0",))]
+        of_tools = [pid for pid, exe in exes.items() if exe in files or exe.startswith(homes or ("\0",))]
+        return [*of_tools, *(pid for pid in exes if pid not in of_tools and self._is_around(process.argv_of(pid)))]
+
+    def _is_around(self, argv: Sequence[str]) -> bool:
+        """Whether a command line is that of a tool around the target: its file may be another than what we started, a
+        script."""
+        words = set(argv)
+        return any(m.wrap and set(m.wrap.argv[1:]) <= words for m in self.members)
 
     def _sweep(self) -> None:
         """Ends what must not live on: everything after a time-out or an interrupt, else what the plan says."""

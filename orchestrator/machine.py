@@ -21,6 +21,13 @@ from orchestrator.standalone import seize
 
 _CAPABILITIES = {"SYS_PTRACE": 19, "SYS_ADMIN": 21, "SYS_NICE": 23, "PERFMON": 38}
 """The bit of each in the sets of /proc/PID/status (linux/capability.h)."""
+_WITHOUT = {
+    "SYS_PTRACE": "on the host: sudo sysctl kernel.yama.ptrace_scope=0",
+    "SYS_ADMIN": "on the host, let all users read the GPU's counters: NVreg_RestrictProfilingToAdminUsers=0",
+    "SYS_NICE": "raise the priority of its processes on the host: sudo renice",
+    "PERFMON": "on the host: sudo sysctl kernel.perf_event_paranoid=1",
+}
+"""What helps in a container that has users of its own, where a capability is worth nothing outside of it."""
 _ANSWER_LIMIT_S = 10.0
 
 CUDA_PLACES = (
@@ -66,7 +73,7 @@ class Machine:
     # ------------------------------------------------------------ tools
 
     def tool(self, probe: ToolProbe) -> Tool:
-        """The tool with its version and features; its path is None when it is not here."""
+        """The tool with its version and features; its path is None when it is not here, or can't be started."""
         if probe not in self._tools:
             path = self.find(probe)
             self._tools[probe] = Tool(probe.name, None) if path is None else _probed(probe, path)
@@ -133,10 +140,18 @@ class Machine:
             return "podman"
         if "SINGULARITY_NAME" in os.environ or "APPTAINER_NAME" in os.environ:
             return "apptainer"
+        if all((self._root / name).exists() for name in (".lock", "etc/rc")):  # its lock, and its command script
+            return "enroot"
         control = self.read("proc/1/cgroup") or ""
         if "kubepods" in control or "KUBERNETES_SERVICE_HOST" in os.environ:
             return "kubernetes"
         return next((kind for kind in ("docker", "lxc") if kind in control), None)
+
+    def has_users_of_its_own(self) -> bool:
+        """Whether we are in a namespace of users, as in a container that no root has started: what root may do there,
+        it may do to what is in there alone (user_namespaces(7))."""
+        users = self.read("proc/self/uid_map")
+        return users is not None and users.split() != ["0", "0", "4294967295"]
 
     def capabilities(self, kind: str = "CapEff") -> int | None:
         """A capability set of this process, as it is effective; CapBnd is what no program here can go beyond."""
@@ -144,13 +159,20 @@ class Machine:
         return int(found[1], 16) if found else None
 
     def capable(self, *names: str, kind: str = "CapEff") -> bool:
-        """Whether this process has one of these capabilities; where that can't be read, whether it is root."""
+        """Whether this process has one of these capabilities; where that can't be read, whether it is root. Those that
+        the kernel asks of the whole machine are none in a namespace of users."""
+        if self.has_users_of_its_own():
+            names = tuple(name for name in names if name == "SYS_PTRACE")
         own = self.capabilities(kind)
-        return self.is_root if own is None else any(own >> _CAPABILITIES[name] & 1 for name in names)
+        return self.is_root if own is None and names else any((own or 0) >> _CAPABILITIES[name] & 1 for name in names)
 
     def grant(self, *names: str) -> str:
         """How the container that we are in is given these capabilities."""
         kind = self.in_container()
+        out_of_reach = [name for name in names if name != "SYS_PTRACE" or kind == "enroot"]
+        if out_of_reach and self.has_users_of_its_own():
+            steps = dict.fromkeys(_WITHOUT[name] for name in out_of_reach)
+            return f"no container without root can be given {', '.join(out_of_reach)}; {'; '.join(steps)}"
         if kind == "kubernetes":
             return f"add {', '.join(names)} to securityContext.capabilities.add of the pod's container"
         if kind == "lxc":
@@ -287,9 +309,11 @@ def hold_host(path: str, text: str) -> int:
 def _probed(probe: ToolProbe, path: str) -> Tool:
     known, key = _cache(), _key(probe, path)
     entry = known.get(key) or _probe(probe, path)
+    trouble = entry.pop("trouble", None)
     if key not in known and any(entry.values()):  # one that has said nothing, such as by hanging, is asked again
         _keep({**known, key: entry})
-    return Tool(probe.name, path, entry["version"], frozenset(entry["features"]))
+    found = None if trouble and "can't be started" in trouble else path
+    return Tool(probe.name, found, entry["version"], frozenset(entry["features"]), trouble)
 
 
 def _probe(probe: ToolProbe, path: str) -> dict[str, Any]:
@@ -300,7 +324,7 @@ def _probe(probe: ToolProbe, path: str) -> dict[str, Any]:
         answer = process.ask([path, *probe.help_args], timeout_s=_ANSWER_LIMIT_S)
         text = answer.stdout + answer.stderr
         features = [word for word, pattern in probe.features if re.search(pattern, text)]
-    return {"version": version[1] if version else None, "features": features}
+    return {"version": version[1] if version else None, "features": features, "trouble": said.error}
 
 
 def _key(probe: ToolProbe, path: str) -> str:

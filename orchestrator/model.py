@@ -71,6 +71,8 @@ class Tool:
     path: str | None
     version: str | None = None
     features: frozenset[str] = frozenset()
+    trouble: str | None = None
+    """Why it has told nothing of itself; with a path that is None, why what was found can't be started."""
 
 
 @dataclass(frozen=True)
@@ -271,8 +273,8 @@ class Beside:
 
 @dataclass(frozen=True)
 class After:
-    """A command run when the target and the tools have ended. `needs`, `when_missing`, `produces`: paths relative to the
-    job's directory; it is run only if `needs` exists and `when_missing` does not (None: always), and must leave
+    """A command run when the target and the tools have ended. `needs`, `when_missing`, `produces`: paths relative to
+    the job's directory; it is run only if `needs` exists and `when_missing` does not (None: always), and must leave
     `produces` behind."""
 
     argv: tuple[str, ...]
@@ -297,7 +299,7 @@ class Expect:
 @dataclass(frozen=True)
 class Sign:
     """A regex that, seen in what the tool printed while data is missing, tells the true status. {0}, {1}: its
-    groups."""
+    groups. Below what was printed stands what profrun has noted: `asked to end` where the tool was, and its mishaps."""
 
     pattern: str
     status: Status

@@ -218,6 +218,8 @@ def _parse(capture: Capture, log: Callable[[str], None]) -> Parsed | str | None:
     except ParseError as error:
         gone = [a.path for a in capture.artifacts if not (capture.root / a.path).exists()]
         return f"{', '.join(gone)} was deleted since the pass" if gone else str(error)
+    except MemoryError:
+        return "there was not enough memory to read it"
     except Exception as error:  # a fault in a parser must cost its own capture only
         log(f"{capture.id}: {traceback.format_exc()}")
         return f"its parser failed, which is a bug: {type(error).__name__}: {error} (traceback in run.log)"

@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from orchestrator import registry
+from orchestrator import registry, sharing
 from orchestrator.collectors.base import Collector
 from orchestrator.env_steps.base import Step
 from orchestrator.errors import UsageError
@@ -152,7 +152,8 @@ def _dumped(part: BaseModel) -> dict[str, Any]:
     return part.model_dump(mode="json", by_alias=True)
 
 
-def _collector(value: Any) -> Collector:
+def collector_of(value: Any) -> Collector:
+    """The collector that these keys and values describe. Raises ValueError for what is none."""
     return _built(value, "collector", Collector, registry.collector, registry.collector_names)
 
 
@@ -161,7 +162,7 @@ def _step(value: Any) -> Step:
 
 
 AnyCollector = Annotated[
-    Collector, PlainValidator(_collector), PlainSerializer(_dumped), WithJsonSchema({"$comment": "collector"})
+    Collector, PlainValidator(collector_of), PlainSerializer(_dumped), WithJsonSchema({"$comment": "collector"})
 ]
 AnyStep = Annotated[Step, PlainValidator(_step), PlainSerializer(_dumped), WithJsonSchema({"$comment": "step"})]
 
@@ -173,22 +174,19 @@ class Together(_Part):
 
     @model_validator(mode="after")
     def _can_share(self) -> Together:
-        for index, one in enumerate(self.together):
-            if one.alone and len(self.together) > 1:
-                raise ValueError(f"{one.use} measures the undisturbed run and can't share its pass: list it by itself")
-            for other in self.together[:index]:
-                both = " and ".join(sorted(one.held() & other.held()))
-                if both:
-                    raise ValueError(
-                        f"{other.use} and {one.use} can't share a pass, as both need {both}: list them one by one"
-                    )
+        found = sharing.clashes(self.together)
+        if found:
+            ways = sharing.ways_out(self.together)
+            hint = f"to keep them together: {', '.join(ways)}" if ways else ""
+            context = {"text": "; ".join(found), "hint": hint, "instead": sharing.as_yaml(self.together)}
+            raise PydanticCustomError("plan", "{text}", context)
         return self
 
 
 def _item(value: Any) -> Collector | Together:
     if isinstance(value, Together) or (isinstance(value, dict) and "together" in value):
         return Together.model_validate(value)
-    return _collector(value)
+    return collector_of(value)
 
 
 Item = Annotated[
@@ -273,11 +271,24 @@ class Plan(_Part):
     report: ReportPlan = Field(ReportPlan(), description="where the report goes, and what it shows")
 
     _source_map: dict[str, tuple[str, int | None]] = PrivateAttr(default_factory=dict)
+    _splits: tuple[sharing.Split, ...] = PrivateAttr(())
 
     @property
     def source_map(self) -> dict[str, tuple[str, int | None]]:
         """Where each value was written: "collectors[1].rate" -> (file, line). Defaults are not in it."""
         return self._source_map
+
+    @property
+    def splits(self) -> tuple[sharing.Split, ...]:
+        """What the file has in one pass and this plan in several."""
+        groups = self.groups()
+        return tuple(one for one in self._splits if groups[one.at : one.at + len(one.passes)] == one.passes)
+
+    def with_items(self, items: Sequence[Item], splits: Sequence[sharing.Split] = ()) -> Plan:
+        """The plan with these collectors; `splits`: those that have come of one `together`."""
+        other = self.model_copy(update={"collectors": tuple(items)})
+        other._splits = tuple(splits)
+        return other
 
     @model_validator(mode="after")
     def _lets_in(self) -> Plan:
@@ -339,6 +350,14 @@ class Plan(_Part):
     def groups(self) -> tuple[tuple[Collector, ...], ...]:
         """The collectors by pass: those of one `together` share theirs."""
         return tuple(item.together if isinstance(item, Together) else (item,) for item in self.collectors)
+
+    def as_written(self) -> Iterator[tuple[tuple[Collector, ...], str]]:
+        """(the collectors by pass as the file has them, where it had them together before they were split)."""
+        groups, splits, at = self.groups(), {one.at: one for one in self.splits}, 0
+        while at < len(groups):
+            split = splits.get(at)
+            yield (split.members, split.where) if split else (groups[at], "")
+            at += len(split.passes) if split else 1
 
     def each_collector(self) -> Iterator[Collector]:
         """Every collector, also those inside `together`."""

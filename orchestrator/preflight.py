@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator import launching
+from orchestrator import launching, occupied
 from orchestrator.env_steps.base import Step, too_late
 from orchestrator.errors import PreflightError
 from orchestrator.model import Check, Pass
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from orchestrator.collectors.base import Collector
     from orchestrator.launching import Hurdle
     from orchestrator.machine import Machine
+    from orchestrator.occupied import Holder
     from orchestrator.resolve import Run
 
 
@@ -69,11 +70,13 @@ def preflight(run: Run, machine: Machine) -> Preflight:
 def ask(run: Run, machine: Machine) -> Preflight:
     """What every collector and every environment step says of this machine."""
     hurdles = () if run.pids else launching.hurdles(run.target.argv, _wanted_in_a_container(run))
-    members = tuple((member, tuple(_checks(member, machine, run, hurdles))) for member in run.collectors())
+    held = occupied.holders(run.target.argv, run.collectors(), run.plan.environment, machine)
+    members = tuple((member, tuple(_checks(member, machine, run, hurdles, held))) for member in run.collectors())
     steps = tuple((step, tuple(_of_step(step, machine))) for step in run.plan.environment)
     watched = any(member.use == "monitor" for member in run.collectors())
-    about = tuple(_about(hurdle) for hurdle in hurdles if hurdle.far or run.plan.target.inject)
-    return Preflight(members, steps if watched else tuple(_unwatched(steps)), about)
+    about = [_about(hurdle) for hurdle in hurdles if hurdle.far or run.plan.target.inject]
+    about += [] if run.pids else occupied.about(run.target.argv)
+    return Preflight(members, steps if watched else tuple(_unwatched(steps)), tuple(about))
 
 
 def _of_step(step: Step, machine: Machine) -> list[Check]:
@@ -94,9 +97,13 @@ def _unwatched(steps: Sequence[tuple[Step, tuple[Check, ...]]]) -> Iterator[tupl
         yield step, (*checks, Check(subject, "warn", said, "add the collector monitor to the plan"))
 
 
-def _checks(collector: Collector, machine: Machine, run: Run, hurdles: Iterable[Hurdle]) -> list[Check]:
+def _checks(
+    collector: Collector, machine: Machine, run: Run, hurdles: Iterable[Hurdle], held: Iterable[Holder]
+) -> list[Check]:
+    taken = occupied.checks(collector, held, machine)
     obstacle = collector.obstacle_to_attach(machine) if run.pids else _out_of_reach(collector, hurdles)
-    return [obstacle] if obstacle else _asked(collector, machine)
+    obstacle = obstacle or _obstacle(taken)
+    return [obstacle] if obstacle else [*_asked(collector, machine), *taken]
 
 
 _CAPABILITIES = {

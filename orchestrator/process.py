@@ -98,6 +98,7 @@ def ask(
             return Answer(words, exit_, _text(out, answer_bytes), _text(err, answer_bytes), error_text)
     except (sh.ForkException, OSError, UnicodeError) as error:
         said = str(error).strip().splitlines()[-1].strip()  # sh tells of a failed exec with a whole traceback
+        said = re.sub(r"^\w+Error: (?:\[Errno \d+\] )?(.*?)(?:: b?'.*')?$", r"\1", said)
         return Answer(words, None, "", "", f"{words[0]} can't be started: {said}")
 
 
@@ -207,7 +208,8 @@ class Started:
         return self.exit is not None
 
     def _reap(self) -> None:
-        self.wall_s, self.ended_ns = self.elapsed_s(), time.time_ns()
+        self.wall_s = self.elapsed_s()
+        self.ended_ns = self.started_ns + round(self.wall_s * 1e9)  # a wall clock may be set meanwhile
         _, status, self.usage = os.wait4(self.pid, 0)
         self.exit = wait_status(status)
         self.start_error = os.read(self._failure, 4096).decode("utf-8", "replace") or None

@@ -174,7 +174,9 @@ def target(words: tuple[str, ...], cwd: str, env_set: Mapping[str, str]) -> Targ
     try:
         place = str(Path(cwd).expanduser().absolute())
     except (OSError, RuntimeError) as error:  # the directory that profrun stands in was removed; an unknown ~user
-        raise StartError(f"the target's directory {cwd} can't be found", str(error), "", EXIT_NOT_EXECUTABLE) from error
+        why = "the directory that profrun was started in was removed" if isinstance(error, OSError) else str(error)
+        what, fix = f"the target's directory {cwd} can't be found", "cd to one that is there, or mend target.cwd"
+        raise StartError(what, why, fix, EXIT_NOT_EXECUTABLE) from error
     if not Path(place).is_dir():
         raise StartError(f"the target's directory {place} does not exist", "", "mend target.cwd", EXIT_NOT_EXECUTABLE)
     env = {**os.environ, **env_set}

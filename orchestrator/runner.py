@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import json
 import os
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator import __version__, attached, collect, folder, picks, process, redact, registry, resolve
 from orchestrator.environment import Environment, alike_once
-from orchestrator.errors import EXIT_CAPTURE, FolderError, ReportError, UsageError
+from orchestrator.errors import EXIT_CAPTURE, FolderError, PreflightError, ReportError, UsageError
 from orchestrator.guard import Guard
 from orchestrator.live import Context
 from orchestrator.machine import Machine
@@ -125,10 +126,11 @@ def run(request: Request, console: Console) -> Report:
         state = State(request, console, Machine(request.plan.tools), signals)
         try:
             _run(state)
-        except OSError as error:
-            if state.folder is None or error.errno not in folder.DISK_TROUBLE:
+        except (OSError, MemoryError, ImportError) as error:
+            lacking = _lacking(error)
+            if state.folder is None or lacking is None:
                 raise
-            raise _unwritten(state, error) from error
+            raise _unwritten(state, lacking) from error
         except KeyboardInterrupt:
             if state.folder and state.folder.raw("run.json").exists():
                 console.warn(f"the report is not finished: profrun report {state.folder.path}")
@@ -144,7 +146,9 @@ def _run(state: State) -> None:
             stage(state)
     finally:
         restore(state)
-    state.signals.at_first = lambda: state.console.warn("the report is being finished; a second signal leaves it as it is")
+    state.signals.at_first = lambda: state.console.warn(
+        "the report is being finished; a second signal leaves it as it is"
+    )
     for stage in (keep_raw, keep_log, normalise_and_render, keep_log):
         stage(state)
 
@@ -154,6 +158,11 @@ def _run(state: State) -> None:
 
 def resolve_plan(state: State) -> None:
     """Which program, which passes."""
+    if not process.alive(os.getpid()):
+        why = "by it the target and its tools are found, followed and ended"
+        raise PreflightError(
+            "there is no /proc here", why, "mount -t proc proc /proc, or run profrun outside of this chroot"
+        )
     request = state.request
     if request.verify_repeatable and (request.into or request.pids):
         other = "--into" if request.into else "--pid"
@@ -787,16 +796,34 @@ def _unmoved(scratch: Path) -> list[Path]:
     return [*scratch.glob("p*.*/*"), *scratch.glob("run.json")]
 
 
-def _unwritten(state: State, error: OSError) -> FolderError:
+_REMEDIES = {
+    errno.ENOSPC: "make room", errno.EDQUOT: "make room",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.ENOMEM: "raise the limit on memory (ulimit -v, or the job's)",
+}  # fmt: skip
+"""What helps, by what was missing."""
+
+
+def _lacking(error: Exception) -> int | None:
+    """The number of what the machine did not give, disk or memory; None for a fault of ours."""
+    no_room = isinstance(error, ImportError) and re.search("failed to map|cannot allocate", str(error), re.I)
+    if isinstance(error, MemoryError) or no_room:
+        return errno.ENOMEM
+    number = error.errno if isinstance(error, OSError) else None
+    return number if number in (errno.ENOMEM, *folder.DISK_TROUBLE) else None
+
+
+def _unwritten(state: State, number: int) -> FolderError:
     """What to say when the disk has not taken the report: why, and how the report can still be made. The exit status is
     the run's own, or that of data that is lost."""
-    path, why = state.folder.path, error.strerror or str(error)
+    path, why, remedy = state.folder.path, os.strerror(number), _REMEDIES.get(number, "mend that")
     if not state.passes:
-        return FolderError(f"{path} can't be written", why, "make room, or name a folder on another disk with -o DIR")
+        return FolderError(f"{path} can't be written", why, f"{remedy}, or name a folder on another disk with -o DIR")
     kept = _scratch(state) / "run.json"
-    first = f"mv {kept} {path}/raw/ && " if kept.exists() else ""
+    report = shlex.quote(str(path))
+    first = f"mv {shlex.quote(str(kept))} {report}/raw/ && " if kept.exists() else ""
     result = FolderError(
-        f"the report in {path} can't be finished", why, f"make room, then: {first}profrun report {path}"
+        f"the report in {path} can't be finished", why, f"{remedy}, then: {first}profrun report {report}"
     )
     records = state.environment.records if state.environment else []
     result.exit_code = (

@@ -330,6 +330,30 @@ def test_each_kind_of_container_has_its_own_words(tmp_path: Path, monkeypatch: p
     assert "--add-caps CAP_PERFMON" in machine.grant("PERFMON") and "--nv" in system.let_gpus_in(machine)
     monkeypatch.setattr(Machine, "in_container", lambda _: "lxc")
     assert "perfmon out of lxc.cap.drop" in machine.grant("PERFMON")
+    monkeypatch.setattr(Machine, "in_container", lambda _: "enroot")
+    assert "NVIDIA_VISIBLE_DEVICES" in system.let_gpus_in(machine)
+
+
+def test_enroot_is_known_by_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    machine = on(tmp_path, {".lock": ""})
+    assert machine.in_container() is None
+    (tmp_path / "etc").mkdir(exist_ok=True)
+    (tmp_path / "etc/rc").touch()
+    assert machine.in_container() == "enroot"
+
+
+def test_what_no_container_without_root_can_be_given(tmp_path: Path) -> None:
+    """There its root has all capabilities, and those that the kernel asks of the whole machine count for nothing."""
+    files = {"run/.containerenv": "", "proc/self/status": f"CapEff:\t{ALL}\nCapBnd:\t{ALL}\n"}
+    machine = on(tmp_path, {**files, "proc/self/uid_map": "0 1000 1\n1 100000 65536"})
+    assert machine.capable("SYS_PTRACE") and not machine.capable("PERFMON", "SYS_ADMIN", "SYS_NICE")
+    assert machine.grant("SYS_PTRACE") == START
+    one = kernel.container(machine)
+    assert one.state == "blocked" and "lacks PERFMON (perf), SYS_NICE" in one.said
+    assert one.fix is not None and "on the host: sudo sysctl kernel.perf_event_paranoid=1" in one.fix
+    plain = on(tmp_path / "host", {**files, "proc/self/uid_map": "         0          0 4294967295"})
+    assert plain.capable("PERFMON") and kernel.container(plain).state == "ok"
 
 
 @pytest.mark.parametrize(

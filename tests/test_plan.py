@@ -172,7 +172,8 @@ def test_everything_wrong_is_told_at_once(write: Any) -> None:
         "known: flush, repeats, required, timeout, use, warmup)",
         'p.yaml:14:  collectors[0].warmup: needs a whole number, not "many"',
         f"p.yaml:15:  collectors[1].use: timming is no collector (did you mean timing? {KNOWN})",
-        "p.yaml:16:  collectors[2]: timing measures the undisturbed run and can't share its pass: list it by itself",
+        "p.yaml:16:  collectors[2]: timing can't share a pass: it measures the undisturbed run\n"
+        "    write instead:\n      - {use: timing}\n      - {use: timing, repeats: 1000}",
         "p.yaml:18:  collectors[2].together[1].repeats: 1_000 is not read as the same number, or not as a number, by "
         'everyone (write 1000 for the number, "1_000" for the text)',
         "p.yaml:19:  collectors[3]: needs keys and values that say which collector it is (write - {use: timing})",
@@ -689,13 +690,11 @@ def test_broken_plugins_hide_nothing(write: Any, acme: Any) -> None:
 
 
 def test_two_that_claim_the_same_cannot_share_a_pass(write: Any, acme: Any) -> None:
-    path = write("version: 1\ncollectors: [{together: [{use: acme-one}, {use: timing}, {use: acme-two}]}]\n")
+    path = write("version: 1\ncollectors: [{together: [{use: acme-one, depth: 2}, {use: timing}, {use: acme-two}]}]\n")
     assert problems_of(path) == [
-        "p.yaml:2:  collectors[0]: timing measures the undisturbed run and can't share its pass: list it by itself"
-    ]
-    path = write("version: 1\ncollectors: [{together: [{use: acme-one}, {use: acme-two}]}]\n")
-    assert problems_of(path) == [
-        "p.yaml:2:  collectors[0]: acme-one and acme-two can't share a pass, as both need ptrace: list them one by one"
+        "p.yaml:2:  collectors[0]: timing can't share a pass: it measures the undisturbed run; acme-one and acme-two "
+        "can't share a pass: each traces the process (ptrace), and a process has one tracer at a time\n"
+        "    write instead:\n      - {use: acme-one, depth: 2}\n      - {use: timing}\n      - {use: acme-two}"
     ]
 
 

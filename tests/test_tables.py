@@ -68,3 +68,11 @@ def test_a_report_holds_plain_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_an_empty_table_is_stored_with_its_columns(tmp_path: Path) -> None:
     assert Folder(tmp_path, str).write_table("gpu_kernels", []) == 0
     assert "name" in pq.read_schema(tmp_path / "tables" / "gpu_kernels.parquet").names
+
+
+def test_rows_bear_the_rank_of_their_process_where_one_is_known() -> None:
+    table = Table("syscalls", {"pid": [7, 8, None], "name": ["a", "b", "c"]})
+    assert dict(table.with_ranks({8: 1}).columns) == {"rank": [None, 1, None], **table.columns}
+    assert table.with_ranks({9: 1}) is table
+    nameless = Table("syscall_paths", {"path": ["x"]})
+    assert nameless.with_ranks({9: 1}) is nameless

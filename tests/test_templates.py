@@ -20,7 +20,7 @@ from orchestrator.units import Times
 
 NAMES = (
     "attach", "auto", "cpu-deep", "cpu-quick", "gpu-deep", "gpu-quick", "hang", "io", "night", "torch-deep",
-    "torch-memory",
+    "torch-memory", "wake",
 )  # fmt: skip
 VERBS = (
     "run", "check", "templates", "init", "doctor", "env", "import", "report", "show", "open", "compare", "history",
@@ -150,7 +150,9 @@ def test_cpu_deep_has_the_monitor_and_both_modes_of_perf() -> None:
 
 def test_attach_holds_only_what_can_attach() -> None:
     assert all(collector.can_attach for collector in load("attach").each_collector())
-    assert _uses("attach") == ["py-spy", "strace"]
+    assert _uses("attach") == ["py-spy", "monitor", "perf", "strace"], "what costs least comes first"
+    required = [collector.use for collector in load("attach").each_collector() if collector.required]
+    assert required == ["py-spy", "monitor"]
 
 
 def test_gpu_deep_adds_to_gpu_quick() -> None:
@@ -188,9 +190,10 @@ def test_each_template_can_be_looked_at_before_it_runs(name: str, machine: Machi
     short = [f"environment.{step.use}.over=10ms" for step in load(name).environment if hasattr(step, "over")]
     plan = plans.load(plans.find(name), short)
     with subprocess.Popen(["sleep", "1000"]) as running:
-        pids = (running.pid,) if name in ("attach", "hang") else ()
+        pids = (running.pid,) if name in ("attach", "hang", "wake") else ()
         told = dry_run(plan, () if pids else ("true",), machine, tmp_path, (pids, None))
         running.kill()
-    assert [planned.id for planned, _ in told.passes][:1] == ["p01"]
+    expected = [] if name == "wake" else ["p01"]  # nobody has armed that process
+    assert [planned.id for planned, _ in told.passes][:1] == expected
     assert {step.use for step, _ in told.found.steps} == {step.use for step in plan.environment}
     assert "its checks failed" not in told.text()

@@ -46,7 +46,7 @@ class Collector(BaseModel):
     probe: ClassVar[ToolProbe | None] = None
     """The tool that it needs; None for those that need nothing."""
     claims: ClassVar[frozenset[str]] = frozenset()
-    """What only one collector of a pass can hold: ptrace, cupti, preload."""
+    """What only one collector of a pass can hold: ptrace, cupti ... (sharing.HELD_BY_ONE)."""
     purpose: ClassVar[str] = ""
     """One line for the tables of README and `profrun templates`."""
     slowdown: ClassVar[float] = 1.1
@@ -70,6 +70,14 @@ class Collector(BaseModel):
     def held(self) -> frozenset[str]:
         """Which of `claims` it really takes; a class may ask its options."""
         return self.claims
+
+    def needed(self) -> frozenset[str]:
+        """What nobody outside of the run may hold: more than `held`, where it gives way to its partners alone."""
+        return self.held()
+
+    def does_without(self, claim: str) -> str | None:
+        """What to write in its options so that it leaves a claim to others; None where it can't."""
+        return None
 
     def needs(self) -> tuple[str, ...]:
         """The collectors from whose captures of earlier passes it can choose its kernels, the best first; none when it
@@ -102,11 +110,15 @@ class Collector(BaseModel):
         if self.probe is None:
             return []
         tool = self.tool(machine)
-        if tool.path is None and (given := machine.given(self.probe.name)):
+        if tool.path is None and not tool.trouble and (given := machine.given(self.probe.name)):
             said = f"the plan's tools.{self.probe.name} is {given}, which is no program that can be run"
             return [Check(self.use, "missing", said, "mend that path, or leave it out")]
         if tool.path is None:
-            return [Check(self.use, "missing", f"{self.probe.name} was not found", self.probe.install)]
+            fix = f"mend it, or give the path of another as the plan's tools.{self.probe.name}"
+            said = f"{self.probe.name} was not found"
+            return [Check(self.use, "missing", tool.trouble or said, fix if tool.trouble else self.probe.install)]
+        if tool.trouble:
+            return [Check(self.use, "warn", f"{tool.path} does not tell its version: {tool.trouble}")]
         return [Check(self.use, "ok", f"{self.probe.name} {tool.version or '(version unknown)'} at {tool.path}")]
 
     def obstacle_to_attach(self, machine: Machine) -> Check | None:

@@ -25,6 +25,11 @@ COUNTERS_FIX = (
     "/etc/modprobe.d/profiling.conf and reboot; or give the container --cap-add=SYS_ADMIN"
 )
 
+_COUNTERS_TAKEN = (
+    "another program reads the GPU's counters, as DCGM does where it runs: `dcgmi profile --pause` before the run and "
+    "`dcgmi profile --resume` after it; in a plan: environment: [{{use: shell, run: [dcgmi, profile, --pause], "
+    "undo: [dcgmi, profile, --resume]}}]"
+)
 
 LAUNCHES = 10
 """How many launches are looked at where the plan does not say."""
@@ -158,7 +163,7 @@ class Ncu(Collector):
         ),
         install="apt-get install nsight-compute (Debian: non-free), or https://developer.nvidia.com/nsight-compute",
     )
-    claims: ClassVar[frozenset[str]] = frozenset({"cupti"})
+    claims: ClassVar[frozenset[str]] = frozenset({"cupti", "counters", "nvidia"})
     purpose: ClassVar[str] = "hardware counters, occupancy and advice for single kernels"
     slowdown: ClassVar[float] = 20.0
     raw_bytes: ClassVar[int] = 16 << 20
@@ -171,6 +176,10 @@ class Ncu(Collector):
             message = "no NVIDIA GPU here: the target will run, no kernel can be seen"
             found.append(Check("ncu", "warn", message, "run it on a machine with a GPU, or leave ncu out"))
         return found
+
+    def obstacle_to_attach(self, machine: Machine) -> Check | None:
+        said = "ncu reads the GPU's counters from inside the program, and so only of one that it has started itself"
+        return Check(self.use, "missing", said, "let profrun start it: profrun PLAN -- COMMAND, or leave ncu out")
 
     @model_validator(mode="after")
     def _goes_together(self) -> Ncu:
@@ -307,6 +316,7 @@ class Ncu(Collector):
         looked = looked.replace("{", "{{").replace("}", "}}")
         return (
             Sign(r"(ERR_NVGPUCTRPERM)", "blocked", f"{{0}}: the GPU's counters are not allowed here; {COUNTERS_FIX}"),
+            Sign("a driver resource was unavailable", "blocked", _COUNTERS_TAKEN),
             Sign(r"(==ERROR== (?!The application returned).+)", "tool_failed", "ncu says: {0}"),
             Sign(r"unrecognised option '([^']+)'", "tool_failed", "this version of ncu has no option {0}"),
             Sign(

@@ -104,7 +104,7 @@ class Nsys(Collector):
         ),
         install="apt-get install nsight-systems (Debian: non-free), or https://developer.nvidia.com/nsight-systems",
     )
-    claims: ClassVar[frozenset[str]] = frozenset({"cupti"})
+    claims: ClassVar[frozenset[str]] = frozenset({"cupti", "counters", "nvidia", "preload"})
     purpose: ClassVar[str] = "CUDA calls, kernels, copies, NVTX ranges, operating-system calls, on one timeline"
     slowdown: ClassVar[float] = 1.5
     raw_bytes: ClassVar[int] = 32 << 20
@@ -171,6 +171,15 @@ class Nsys(Collector):
         if self.range and "nvtx" not in wanted:
             wanted = (*wanted, "nvtx")
         return tuple(t for t in wanted if _offers(tool, t)) or ("none",)
+
+    def held(self) -> frozenset[str]:
+        """The GPU's counters are read only when they are asked for, and the system's calls are seen from a library."""
+        left = {"counters": self.gpu_metrics, "preload": self.trace is None or "osrt" in self.trace}
+        return self.claims - {claim for claim, wanted in left.items() if not wanted}
+
+    def does_without(self, claim: str) -> str | None:
+        others = [trace for trace in self.trace or WITH_GPU if trace != "osrt"]
+        return {"preload": f"trace: [{', '.join(others) or 'none'}]", "counters": "gpu_metrics: false"}.get(claim)
 
     def without_kernels(self) -> str | None:
         if self.trace is None or "cuda" in self.trace:
@@ -283,7 +292,7 @@ SIGNS = (
         "unreadable",
         "the report is of a newer nsys ({0}.{1}.{2}) than the one here: read it with that version or a later one",
     ),
-    Sign(r"Version number is invalid: (\S+)", "unreadable", "the report is of a newer nsys ({0}) than the one here"),
+    Sign(r"Version number is invalid: (\d\S*)", "unreadable", "the report is of a newer nsys ({0}) than the one here"),
     Sign(r"Qdstrm file is incomplete|File is corrupted", "tool_failed", "nsys was ended before its data was written"),
     Sign(r"FATAL ERROR: .*", "tool_failed", "nsys crashed while it wrote its report"),
 )

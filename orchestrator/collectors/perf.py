@@ -72,6 +72,7 @@ _UNSUPPORTED = r"The (\S+) event is not supported|(\S+): PMU Hardware (?:or even
 _UNKNOWN_EVENT = r"event syntax error: '([^']*)'|Cannot find PMU `(\S+)'"
 _NO_BRANCHES = r"doesn't support branch stack sampling"
 _NO_TRACEPOINTS = r"No permissions to read \S+/events/|can't access trace events|unknown tracepoint"
+_NO_CALL = r"events/syscalls/sys_enter_(\w+) not found"
 _TRACEFS = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
 _ALL_CALLS = "raw_syscalls:sys_enter"
 SPARE_DESCRIPTORS = 100
@@ -165,6 +166,9 @@ class Perf(Collector):
 
     def _counting(self, tool: Tool, machine: Machine, found: list[Check]) -> Iterator[Check]:
         """Counts, and records, a program that does nothing: what is allowed and what exists is proven, not guessed."""
+        if self.mode == "syscalls" and machine.is_root and not any(_names_in(f"{place}/events") for place in _TRACEFS):
+            yield self._no_tracepoints("", machine)  # perf would mount tracefs, and leave it there
+            return
         answer = process.ask((*_perf(tool), "stat", "-x;", "-e", ",".join(self._counted()), "--", "true"))
         counters = [] if not answer.ok else perf.parse_stat(_rows(answer.stderr), "perf")
         failure = None if answer.ok else answer.stderr + (answer.error or "")
@@ -208,8 +212,8 @@ class Perf(Collector):
         return Check(self.use, "blocked", f"perf failed: {last.strip()}", "try `perf stat true` by hand")
 
     def _no_tracepoints(self, said: str, machine: Machine) -> Check:
-        unknown = re.search(r"unknown tracepoint", said) and re.search(r"syscalls:sys_enter_(\w+)", said)
-        if unknown and any(_names_in(f"{place}/events/syscalls") for place in _TRACEFS):
+        unknown = re.search(_NO_CALL, said)
+        if unknown:
             return Check(
                 self.use, "missing", f"this kernel can't count the call {unknown[1]}", "leave it out of `events`"
             )
@@ -532,11 +536,12 @@ class _Calls:
         counters = perf.read_stat(path)
         known = {counter.event: round(counter.value) for counter in counters if counter.value is not None}
         by_name = {syscalls.of_tracepoint(event): count for event, count in known.items()}
-        lead = path.name.split(".")[1]
+        lead, counts = path.name.split(".")[1], {name: count for name, count in by_name.items() if name and count}
+        total = known.get(_ALL_CALLS)
         return cls(
             int(lead) if lead.isdecimal() else None,
-            {name: count for name, count in by_name.items() if name and count},
-            known.get(_ALL_CALLS),
+            counts,
+            None if total is None else max(total, sum(counts.values())),  # they are read one after the other
             _counted_s(counters, capture),
         )
 

@@ -65,6 +65,7 @@ class PySpy(Collector):
         features=(("chrometrace", "chrometrace"), ("nonblocking", "--nonblocking"), ("gil", "--gil")),
         install="pip install py-spy",
     )
+    claims: ClassVar[frozenset[str]] = frozenset({"ptrace"})
     purpose: ClassVar[str] = "where Python code spends its time, waiting included, by function, thread and process"
     slowdown: ClassVar[float] = 1.05
     raw_bytes: ClassVar[int] = 4 << 20
@@ -86,22 +87,39 @@ class PySpy(Collector):
 
     # ------------------------------------------------------------ before
 
+    def held(self) -> frozenset[str]:
+        """Beside strace it does not stop the target, which for native stacks it has to."""
+        return self.claims if self.native else frozenset()
+
+    def needed(self) -> frozenset[str]:
+        return frozenset() if self.nonblocking else self.claims
+
+    def does_without(self, claim: str) -> str | None:
+        if claim != "ptrace":
+            return None
+        return "nonblocking: true, native: false" if self.native else "nonblocking: true"
+
     def checks(self, machine: Machine) -> list[Check]:
         found = super().checks(machine)
         tool = self.tool(machine)
         if tool.path is None:
             return found
         if "chrometrace" not in tool.features:
-            wanted = f"py-spy {tool.version or ''} has no `--format chrometrace`"
-            return [Check(self.use, "missing", wanted, "pip install --upgrade py-spy")]
+            wanted = f"py-spy {tool.version or '(version unknown)'} has no `--format chrometrace`"
+            silent = f"{tool.path} does not tell what it can: {tool.trouble}"
+            fix = f"try `{tool.path} --version`" if tool.trouble else "pip install --upgrade py-spy"
+            return [Check(self.use, "missing", silent if tool.trouble else wanted, fix)]
         permission = machine.ptrace()
         if not permission.allowed:
             return [Check(self.use, "warn" if self.nonblocking else "blocked", permission.why, permission.fix)]
         return found
 
     def obstacle_to_attach(self, machine: Machine) -> Check | None:
-        pythons = [one.pid for one in machine.attached if one.is_top_python]
-        permission = machine.ptrace_of(pythons or machine.target_pids)
+        pythons = [one for one in machine.attached if one.is_top_python]
+        if self.native and pythons and all(one.tracer_before for one in pythons):
+            said, fix = attached.why_traced(pythons[0])
+            return Check(self.use, "blocked", said, f"{fix}; or leave `native` out to see its Python stacks")
+        permission = machine.ptrace_of([one.pid for one in pythons] or machine.target_pids)
         return None if permission.allowed else Check(self.use, "blocked", permission.why, permission.fix)
 
     def launch(self, job: Job) -> Launch:
@@ -213,7 +231,7 @@ def _signs(when: When, job: Job) -> tuple[Sign, ...]:
         Sign(r"Samples: 0 Errors: (\d+)", "tool_failed", _REPLACED),
         Sign(r"(?m)^error: (.+)", "tool_failed", f"py-spy {version} refused its options: {{0}}"),
         Sign(r"(?m)^Error: (.+)", "tool_failed", "py-spy failed: {0}"),
-        Sign(r"\A\s*\Z", "empty", gone if is_python else none),
+        Sign(r"\A\s*asked to end(?![\s\S]*had not attached)", "empty", gone if is_python else none),
     )
 
 
@@ -225,7 +243,7 @@ def _fix(job: Job, other_user: bool) -> str:
     if other_user:
         return "run profrun as the user who owns it, or as root"
     if yama and job.pids:
-        return "let profrun start it, or run `sudo sysctl kernel.yama.ptrace_scope=0`"
+        return "run `sudo sysctl kernel.yama.ptrace_scope=0`, or profrun as root, or let profrun start it"
     return "run profrun as root"
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from orchestrator import attached, process
+from orchestrator import attached
 from orchestrator.collectors.base import Collector, Parsed
 from orchestrator.errors import ParseError
 from orchestrator.model import Attached, Beside, Capture, Check, Expect, Job, Launch, Sign, ToolProbe, When, Wrap
@@ -140,7 +140,7 @@ class Strace(Collector):
     def obstacle_to_attach(self, machine: Machine) -> Check | None:
         traced = _traced(machine.attached)
         if traced and all(one.lead in traced for one in machine.attached):
-            said, fix = _why_traced(next(iter(traced.values())))
+            said, fix = attached.why_traced(next(iter(traced.values())))
             return Check(self.use, "blocked", said, fix)
         permission = machine.ptrace_of(one.pid for one in machine.attached)
         return None if permission.allowed else Check(self.use, "blocked", permission.why, permission.fix)
@@ -154,7 +154,7 @@ class Strace(Collector):
             return None
         return (
             f"it would make the program about {slower:.1f} times as slow: perf has counted {rate:,.0f} system calls a "
-            f"second; set max_slowdown above that, or to null, to run it all the same"
+            f"second; --set collectors.strace.max_slowdown=null runs it all the same"
         )
 
     def _slowdown(self, calls_per_s: float) -> float:
@@ -300,15 +300,6 @@ def _traced(found: Iterable[Attached]) -> dict[int, Attached]:
     return {one.lead: one for one in found if one.tracer_before}
 
 
-def _why_traced(one: Attached) -> tuple[str, str]:
-    """Why it can't be traced, and what would help."""
-    name = process.status_of(one.tracer_before).get("Name") or "another program"
-    said = (
-        f"process {one.pid} is traced by {name} (process {one.tracer_before}), and a process has one tracer at a time"
-    )
-    return said, f"end {name}, or let it detach"
-
-
 def _groups(found: Sequence[Attached]) -> tuple[dict[int, tuple[Attached, ...]], tuple[str, ...]]:
     """The families to be traced one by one, and what is to be said of the others. Where all have a tracer already,
     strace itself shall say so."""
@@ -317,7 +308,7 @@ def _groups(found: Sequence[Attached]) -> tuple[dict[int, tuple[Attached, ...]],
     if len(traced) == len(groups):
         return groups, notes
     left_out = (
-        f"{attached.whose(groups[lead][0])} was left out: {_why_traced(one)[0]}" for lead, one in traced.items()
+        f"{attached.whose(groups[lead][0])} was left out: {attached.why_traced(one)[0]}" for lead, one in traced.items()
     )
     return {lead: members for lead, members in groups.items() if lead not in traced}, (*notes, *left_out)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from orchestrator.collectors.base import Collector, Parsed
 from orchestrator.errors import ParseError
-from orchestrator.model import Capture, Job, Launch
+from orchestrator.model import Capture, Check, Job, Launch
 from orchestrator.tables import Table
+
+if TYPE_CHECKING:
+    from orchestrator.machine import Machine
 
 
 class Timing(Collector):
@@ -27,6 +30,10 @@ class Timing(Collector):
     raw_bytes: ClassVar[int] = 4096
     can_attach: ClassVar[bool] = False
     alone: ClassVar[bool] = True
+
+    def obstacle_to_attach(self, machine: Machine) -> Check | None:
+        said = "a program that runs already can't be timed from its start to its end"
+        return Check(self.use, "missing", said, "let profrun start it: profrun PLAN -- COMMAND, or leave timing out")
 
     def launch(self, job: Job) -> Launch:
         return Launch()

@@ -72,6 +72,9 @@ class Torch(Collector):
         """Without the GPU's activities it leaves CUPTI to others."""
         return self.claims - {"cupti"} if self.activities == ("cpu",) else self.claims
 
+    def does_without(self, claim: str) -> str | None:
+        return "activities: [cpu]" if claim == "cupti" else None
+
     def without_kernels(self) -> str | None:
         return "activities: [cpu, cuda]" if self.activities and "cuda" not in self.activities else None
 
@@ -120,12 +123,15 @@ class Torch(Collector):
         a process that made steps, so one a rank."""
         recorded = [_Recording.read(path) for path in capture.paths("facts")]
         found = [one for one in recorded if one.trace]
+        if not found and (failures := [str(one.facts["said"]) for one in recorded if one.facts.get("why") == "failed"]):
+            return Parsed(status="tool_failed", reason="; ".join(dict.fromkeys(failures)))
         if not found:
             return Parsed(status="empty", reason=_why_none(recorded))
         contents = _telling([(one, *one.tables()) for one in found])
         tables = tuple(table for _, tables, _, _ in contents for table in tables)
         notes = tuple(dict.fromkeys(note for _, _, notes, _ in contents for note in notes))
         cut = sorted({one.cut or _NO_END for one, _, _, truncated in contents if one.cut or truncated})
+        notes += _told_inside(capture)
         lost = [*([f"truncated: {'; '.join(cut)}"] if cut else []), *_missing(recorded)]
         return Parsed(tables, (*_ranks(recorded), *notes), "degraded" if lost else None, "; ".join(lost) or None)
 
@@ -158,7 +164,10 @@ def _wake(job: Job, settings: dict[str, Any], grace_s: float) -> Launch:
     wake = Beside(tuple(argv), when="window", ready="says", ready_value="^recording$", grace_s=grace_s, name="wake")
     return Launch(
         beside=(*lets, wake),
-        artifacts=tuple(replace(expect, required=expect.role == "facts") for expect in ARTIFACTS),
+        artifacts=(
+            *(replace(expect, required=expect.role == "facts") for expect in ARTIFACTS),
+            Expect("diary", "*.diary", "diary", required=False),
+        ),
         signs=(Sign(r"(?m)^(?:wake|let in): (.+)$", "tool_failed", "{0}"),),
         notes=("the GPU's activities are left to nsys, under which the program was started",) if under_nsys else (),
     )
@@ -231,6 +240,14 @@ def _ranks(recorded: Sequence[_Recording]) -> list[str]:
     return [f"{len(ranks)} ranks: {', '.join(map(str, ranks))}"] if len(ranks) > 1 else []
 
 
+def _told_inside(capture: Capture) -> tuple[str, ...]:
+    """What the processes have noted of themselves while they were awake."""
+    from orchestrator.formats import injected
+
+    diaries = capture.paths("diary")
+    return injected.read(diaries[0].parent).notes if diaries else ()
+
+
 def _missing(recorded: Sequence[_Recording]) -> list[str]:
     """The ranks that ran here, as the others know from their launcher, and have left no trace."""
     expected = {rank for one in recorded for rank in one.ranks_here()}
@@ -247,7 +264,7 @@ def _why_none(recorded: Sequence[_Recording]) -> str:
         return "the target profiles itself with torch.profiler: profrun's stepped aside, as two would spoil both"
     steps = max((one.facts.get("steps") or 0 for one in recorded), default=None)
     if steps is None:
-        return "no Python process with torch came to its end in the target: nothing could be recorded"
+        return "nothing was recorded: no Python process with torch came to its end in the target, or it could not write"
     if not steps:
         return "no training or inference step was seen: give the plan a window in time, such as {after: 60s, for: 5s}"
     return f"the target ended after {steps} steps, before the window opened"

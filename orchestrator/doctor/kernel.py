@@ -42,7 +42,8 @@ def _attaching(machine: Machine) -> Diagnosis:
     """kernel.yama.ptrace_scope: from 1 on, a process lets only its ancestors trace it (Documentation/.../Yama.rst)."""
     scope, subject = machine.yama_scope() or 0, "trace with --pid"
     if machine.capable("SYS_PTRACE") and scope < 3:
-        return Diagnosis(subject, "ok", "profrun may trace the processes of every user")
+        whose = "every process in here" if machine.has_users_of_its_own() else "the processes of every user"
+        return Diagnosis(subject, "ok", f"profrun may trace {whose}")
     if scope == 0:
         said = "profrun may trace this user's processes; those of others need root"
         return Diagnosis(subject, "ok", said)

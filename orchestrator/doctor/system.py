@@ -87,6 +87,8 @@ def let_gpus_in(machine: Machine) -> str:
         return "ask for a GPU in the pod's resources.limits (nvidia.com/gpu: 1)"
     if kind == "apptainer":
         return "run apptainer with --nv"
+    if kind == "enroot":
+        return "enroot start --env NVIDIA_VISIBLE_DEVICES=all ... (with its hook 98-nvidia.sh)"
     if kind == "podman":
         return "start the container with --device nvidia.com/gpu=all (NVIDIA Container Toolkit)"
     return "start the container with --gpus all (NVIDIA Container Toolkit)"

@@ -313,7 +313,7 @@ class _Reading:
         yield from self._tree.notes()
         for pid, mappings in list(self._mappings.items())[:_MOST_NAMED]:
             if mappings:
-                shown = ", ".join(f"{show_bytes(size)} {name}" for name, size in mappings)
+                shown = ", ".join(f"{show_bytes(size)} {name.rpartition('/')[2]}" for name, size in mappings)
                 yield f"memory of {pid} {self._tree.names.get(int(pid), '')} at the end: {shown}"
         yield from self._gpus.notes()
         if self._gpus_read() > 1 and "gpu_util_pct" in metrics:

@@ -233,9 +233,10 @@ class Profiler:
             self._start_light(profile)
             self._name_rank(profile)
             self._record_history()
-        except BaseException:
+        except BaseException as error:
             self._state, self._profile = "done", None
             self._quiet(profile)
+            self._tell_of_failure("start", error)
             raise
         self._steps.profiled += 1
         self._steps.on_record(schedule is not None)
@@ -325,10 +326,9 @@ class Profiler:
         if self._state == "recording":
             self._cut = self._cut or f"the program ended ({why})"
             self._stop()
-            if not os.path.exists(self._stem() + ".facts.json"):  # it had only warmed up
-                self._tell(recorded=False, why="never", steps=self._steps.count)
+            self._tell_of_none()  # it may have only warmed up
         elif self._state == "waiting":
-            self._tell(recorded=False, why="never", steps=self._steps.count)
+            self._tell_of_none()
         self._state = "done"
 
     def _let_other_save(self) -> None:
@@ -380,6 +380,13 @@ class Profiler:
     # ------------------------------------------------------------ saving
 
     def _save(self, profile: Any) -> None:
+        try:
+            self._save_all(profile)
+        except Exception as error:
+            self._tell_of_failure("save its trace", error)
+            raise
+
+    def _save_all(self, profile: Any) -> None:
         stem = self._stem()
         profile.export_chrome_trace(stem + ".saving.json")
         size = os.path.getsize(stem + ".saving.json")
@@ -416,6 +423,18 @@ class Profiler:
         facts.update(pid=bell.pid(), rank=boot.rank(), ranks_here=boot.ranks_here(), host=os.uname().nodename)
         with open(self._stem() + ".facts.json", "w") as file:
             json.dump(facts, file)
+
+    def _tell_of_none(self) -> None:
+        """That nothing was recorded, where nothing else has been told."""
+        if not os.path.exists(self._stem() + ".facts.json"):
+            self._tell(recorded=False, why="never", steps=self._steps.count)
+
+    def _tell_of_failure(self, what: str, error: BaseException) -> None:
+        said = f"torch.profiler could not {what}: {type(error).__name__}: {error}"
+        try:
+            self._tell(recorded=False, why="failed", said=said, steps=self._steps.count)
+        except OSError:  # where nothing can be written
+            pass
 
     def _save_averages(self, profile: Any, stem: str) -> None:
         """key_averages as torch computes it, for the table that has to equal it."""

@@ -44,18 +44,21 @@ _BOUNDS = {
 def problems(error: ValidationError, root: type[BaseModel], tree: Node) -> Iterator[Problem]:
     """One problem for each wrong place of the tree."""
     found: dict[Path, list[tuple[str, str]]] = {}
+    instead: dict[Path, str] = {}
     data = plain(tree)
     for detail in error.errors(include_url=False):
         if detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]:
             continue  # it only seems short, as items were refused; they are told themselves
         path = _path(detail["loc"], detail["type"], tree)
+        instead[path] = detail.get("ctx", {}).get("instead", "")
         told = _told(detail, path, root, data)
         if told not in found.setdefault(path, []):
             found[path].append(told)
     for path, answers in found.items():
         place = _place(path, tree)
         message = ", or ".join(message for message, _ in answers)
-        yield Problem(place.file, place.line, path_text(path), message, next((hint for _, hint in answers if hint), ""))
+        hint = next((hint for _, hint in answers if hint), "")
+        yield Problem(place.file, place.line, path_text(path), message, hint, instead[path])
 
 
 def _path(loc: Sequence[str | int], kind: str, tree: Node) -> Path:

@@ -12,15 +12,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from orchestrator import registry
+from orchestrator import registry, sharing
 from orchestrator.collectors.base import Collector
 from orchestrator.errors import PlanError, Problem, UsageError
-from orchestrator.plan import Plan, Together, closest, suggestion
+from orchestrator.plan import Plan, Together, closest, collector_of, suggestion
 from orchestrator.planfile import source
 from orchestrator.planfile.tree import (
     Node,
     Place,
     assign,
+    child,
     concrete,
     merge,
     parse_path,
@@ -29,6 +30,7 @@ from orchestrator.planfile.tree import (
     plain,
     relocated,
 )
+from orchestrator.sharing import Split
 
 LIMIT_BYTES = 1_000_000
 LIMIT_BASES = 10
@@ -104,18 +106,23 @@ def template_text(template: Path) -> str:
 # ---------------------------------------------------------------- loading
 
 
-def load(path: Path | str, sets: Sequence[str] = ()) -> Plan:
-    """The plan in that file, with what it extends and every `--set a.b=value`. Raises PlanError: all that is wrong."""
+def load(path: Path | str, sets: Sequence[str] = (), *, auto_passes: bool = False) -> Plan:
+    """The plan in that file, with what it extends and every `--set a.b=value`. Raises PlanError: all that is wrong.
+
+    auto_passes: collectors that can't share the pass that they are given get several."""
     problems: list[Problem] = []
     tree = _with_bases(Path(path), problems, ())
     for text in sets:
         tree = _with_set(tree, text, problems)
-    tree = _named(tree, Path(path))
+    tree, splits = _split(_named(tree, Path(path))) if auto_passes else (_named(tree, Path(path)), ())
     plan = _checked(tree, problems)
     if plan is None or problems:
-        raise PlanError(_in_order(problems))
+        raise PlanError(_in_order(problems), _SPLIT_THEM if any(problem.instead for problem in problems) else "")
     plan.source_map.update({path_text(where): (place.file, place.line) for where, place in places(tree) if where})
-    return plan
+    return plan.with_items(plan.collectors, splits)
+
+
+_SPLIT_THEM = "write those lines, or add --auto-passes: it makes the same passes of the plan as it stands"
 
 
 def _with_bases(path: Path, problems: list[Problem], above: tuple[Path, ...]) -> Node:
@@ -265,6 +272,43 @@ def _joined(path: str, inside: str) -> str:
     return path + inside if inside.startswith("[") else f"{path}.{inside}".rstrip(".")
 
 
+# ---------------------------------------------------------------- --auto-passes
+
+
+def _split(tree: Node) -> tuple[Node, tuple[Split, ...]]:
+    """The tree with several passes in place of each `together` whose collectors can't share one."""
+    listed = child(tree, "collectors")
+    if listed is None or not isinstance(listed.value, list):
+        return tree, ()
+    items: list[Node] = []
+    splits: list[Split] = []
+    for item in listed.value:
+        members, nodes = _members(item)
+        parts = sharing.passes(members)
+        if len(parts) < 2:
+            items.append(item)
+            continue
+        where = item.place.file + (f":{item.place.line}" if item.place.line else "")
+        splits.append(Split(len(items), members, where))
+        left = list(zip(members, nodes, strict=True))
+        for part in parts:
+            inside = [node for member, node in left if any(member is one for one in part)]
+            shared = Node({"together": Node(list(inside), item.place)}, item.place)
+            items.append(shared if len(inside) > 1 else inside[0])
+    return assign(tree, ("collectors",), Node(items, listed.place)), tuple(splits)
+
+
+def _members(item: Node) -> tuple[tuple[Collector, ...], list[Node]]:
+    """The collectors of a `together`, and where they stand; none where it is wrong, which is told later."""
+    inside = child(item, "together")
+    if inside is None or not isinstance(inside.value, list):
+        return (), []
+    try:
+        return tuple(collector_of(plain(node)) for node in inside.value), inside.value
+    except ValueError:
+        return (), []
+
+
 # ---------------------------------------------------------------- choosing, writing
 
 
@@ -288,11 +332,16 @@ def select(plan: Plan, only: Sequence[str] = (), skip: Sequence[str] = ()) -> Pl
         own = {collector.use, collector.label()}
         return (not wanted or bool(own & wanted)) and not own & unwanted
 
-    kept = [tuple(collector for collector in group if stays(collector)) for group in plan.groups()]
-    items: list[Collector | Together] = [g[0] if len(g) == 1 else Together(together=g) for g in kept if g]
+    items: list[Collector | Together] = []
+    splits: list[Split] = []
+    for group, where in plan.as_written():
+        kept = tuple(collector for collector in group if stays(collector))
+        parts = sharing.passes(kept)
+        splits += [Split(len(items), kept, where)] if len(parts) > 1 else []
+        items += [part[0] if len(part) == 1 else Together(together=part) for part in parts]
     if not items:
         raise UsageError("no collector is left to run", "--only and --skip leave none", f"the plan has {_listed(plan)}")
-    return plan.model_copy(update={"collectors": tuple(items)})
+    return plan.with_items(items, splits)
 
 
 def check_needs(plan: Plan) -> None:

@@ -299,6 +299,12 @@ def dump(value: Any) -> str:
     return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110))
 
 
+def flow(value: Any) -> str:
+    """The same on one line: {use: nsys, trace: [cuda, nvtx]}."""
+    text = yaml.dump(value, Dumper=_FlowDumper, sort_keys=False, allow_unicode=True, width=float("inf"))
+    return str(text).removesuffix("\n").removesuffix("\n...")
+
+
 class _Dumper(yaml.SafeDumper):
     """Quotes what `scalar` would not read back as text, and writes numbers without exponents."""
 
@@ -332,3 +338,19 @@ _Dumper.add_representer(str, _write_text)
 _Dumper.add_representer(float, _write_decimal)
 _Dumper.add_representer(list, _write_list)
 _Dumper.add_representer(dict, _write_mapping)
+
+
+class _FlowDumper(_Dumper):
+    """Everything on one line."""
+
+
+def _list_in_flow(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)
+
+
+def _mapping_in_flow(dumper: yaml.SafeDumper, pairs: dict[str, Any]) -> yaml.Node:
+    return dumper.represent_mapping("tag:yaml.org,2002:map", pairs, flow_style=True)
+
+
+_FlowDumper.add_representer(list, _list_in_flow)
+_FlowDumper.add_representer(dict, _mapping_in_flow)

@@ -71,6 +71,8 @@ class Console:
             self._line(f"{shim} is a version manager's shim; {run.target.exe} is run")
         if interpreter:
             self._line(f"target: {interpreter}")
+        for split in run.plan.splits:
+            self._line(split.text())
         if len(run.attached) > 1:
             self._line(f"processes: {looked_at(run.attached)}")
         told_later = [check for _, own in checks.steps for check in own if check.verdict in ("missing", "blocked")]
@@ -325,6 +327,8 @@ def aim(run: Run, estimate: Estimate) -> str:
         return f"nothing in it can look at {who}"
     tools = ", then ".join("+".join(m.use for m in p.members) for p in run.passes)
     window = run.passes[0].window
+    if window is not None and window.steps is not None:
+        return f"looks at {who} with {tools}, for {_plural(window.steps, 'step')}"
     if window is None or window.for_s is None:
         return f"looks at {who} with {tools}, until it ends or you press Ctrl-C"
     return f"looks at {who} with {tools}, for {show_duration(window.for_s)}{' each' if len(run.passes) > 1 else ''}"

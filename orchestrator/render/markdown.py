@@ -31,7 +31,7 @@ TABLES = (
 )
 """What a reader of a pull request or a terminal wants; all tables are in the page."""
 _NAMES = ("function", "name", "path", "file")
-_WORDS = ("class", "kind")
+_WORDS = ("rank", "class", "kind")
 _NUMBERS = ("line", "self_samples", "total_samples", "count", "errors", "total_ns", "mean_ns", "max_ns")
 
 Cell = str | None

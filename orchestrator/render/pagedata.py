@@ -108,10 +108,12 @@ def grids(report: Report) -> list[Grid]:
 
 
 def _by_class(frame: pandas.DataFrame) -> pandas.DataFrame | None:
-    """Calls, errors and time of each class of system calls; None where no class is known."""
+    """Calls, errors and time of each class of system calls, by rank where there are several; None where no class is
+    known."""
     if frame["class"].isna().all():
         return None
-    keys = ["capture", "class", "time"]
+    ranked = "rank" in frame.columns and frame["rank"].nunique() > 1
+    keys = ["capture", *(["rank"] if ranked else []), "class", "time"]
     sums = frame.groupby(keys, dropna=False, sort=False)[["count", "errors", "total_ns"]].sum(min_count=1).reset_index()
     sums.attrs.update(frame.attrs)
     return sums

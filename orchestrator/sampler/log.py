@@ -35,9 +35,13 @@ COLUMNS = {
 """What stands in a reading, by source."""
 
 
+_EPOCH_NS = time.time_ns() - time.monotonic_ns()
+
+
 def now() -> tuple[int, int]:
-    """ns since the Unix epoch, and of the monotonic clock."""
-    return time.time_ns(), time.monotonic_ns()
+    """ns since the Unix epoch, and of the monotonic clock. The wall clock is read once: it may be set meanwhile."""
+    at = time.monotonic_ns()
+    return _EPOCH_NS + at, at
 
 
 class Log:

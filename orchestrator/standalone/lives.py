@@ -19,6 +19,9 @@ _CHILDREN_EVERY = 4
 """Looking for new processes costs a read for each thread, so not every round does it."""
 _NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
+_EPOCH_NS = time.time_ns() - time.monotonic_ns()
+"""The wall clock is read once: it may be set meanwhile."""
+
 
 class Life:
     """What was seen of one process."""
@@ -29,7 +32,7 @@ class Life:
         """(time, CPU time used by then) when it was first and last seen, in ns."""
 
     def look(self, pid: int) -> None:
-        now_ns, cpu_ns = time.time_ns(), _cpu_ns(pid)
+        now_ns, cpu_ns = _EPOCH_NS + time.monotonic_ns(), _cpu_ns(pid)
         tids = frozenset() if cpu_ns is None else _tids(pid)
         for tid in self.tids - tids:
             print("died", pid, tid, (self.seen[-1][0] + now_ns) // 2, flush=True)

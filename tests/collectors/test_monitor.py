@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from orchestrator import launching
 from orchestrator.collectors.monitor import Monitor
 from orchestrator.errors import ParseError
 from orchestrator.gpus import Gpu, Look
@@ -63,13 +64,15 @@ def test_it_waits_at_the_gate_for_the_targets_own_program() -> None:
     assert words[:2] == (sys.executable, "-I") and Path(words[2], "__main__.py").is_file()
     assert words[3:] == (
         *("--pids", "{pid}", "--output", "/scratch/p2/samples.jsonl", "--interval", "0.2"),
-        *("--parent", str(os.getpid()), "--gated"),
+        *("--parent", str(os.getpid()), "--gated", "--ranks", ",".join(launching.RANKS)),
     )
 
 
 def test_an_attached_process_and_a_window_have_no_gate() -> None:
     assert (attached := beside(monitor(), pids=(7, 8))).when == "start"
     assert attached.argv[attached.argv.index("--pids") + 1] == "7,8" and "--gated" not in attached.argv
+    assert attached.argv[attached.argv.index("--maps-every") + 1] == "10"
+    assert "--maps-every" not in beside(monitor(processes=False), pids=(7,)).argv
     assert (later := beside(monitor(), window=Window(1.0, 2.0))).when == "window" and "--gated" not in later.argv
     assert beside(monitor(), pids=(7,), window=Window(1.0, 2.0)).when == "window"
 

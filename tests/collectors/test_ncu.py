@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from orchestrator.collectors.base import Parsed
 from orchestrator.collectors.ncu import Ncu
 from orchestrator.formats.kernel_names import COMMUNICATION
+from orchestrator.machine import Machine
 from orchestrator.model import Artifact, Capture, Job, Launch, Pick, Picks, Sign, Target, Tool, Window, Wrap
 
 TARGET = Target(("python", "train.py"), "/usr/bin/python", "/", {})
@@ -412,3 +413,8 @@ def test_kernels_of_one_template_need_their_launches_each(shared: Path) -> None:
 
 def test_without_a_report_the_reason_of_the_run_stays(tmp_path: Path) -> None:
     assert ncu().parse(capture(tmp_path)) == Parsed()
+
+
+def test_it_can_look_only_at_what_it_has_started() -> None:
+    check = Ncu(use="ncu").obstacle_to_attach(Machine())
+    assert check and check.verdict == "missing" and "started itself" in check.message and "-- COMMAND" in str(check.fix)

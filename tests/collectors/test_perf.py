@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cli import script
 from pydantic import ValidationError
 
+from orchestrator.collectors import perf as perf_module
 from orchestrator.collectors.perf import HARDWARE, SOFTWARE, Perf
 from orchestrator.errors import ParseError
 from orchestrator.machine import Machine
-from orchestrator.model import Artifact, Beside, Capture, Exit, Job, Launch, Target, TargetRun, Tool, Window
+from orchestrator.model import Artifact, Attached, Beside, Capture, Exit, Job, Launch, Target, TargetRun, Tool, Window
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "perf"
 FEATURES = frozenset({"inline", "lost", "ns"})
@@ -49,7 +52,8 @@ def test_counters_are_the_default_and_the_modes_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"mode": "top"}, "'stat' or 'record'"),
+        ({"mode": "top"}, "'stat', 'syscalls' or 'record'"),
+        ({"mode": "syscalls", "events": ["cache-misses"]}, "syscalls counts system calls: give names as strace"),
         ({"events": ["-p"]}, "'-p' is no event"),
         ({"events": ["a b"]}, "'a b' is no event"),
         ({"rate": 99.5}, "perf takes whole numbers only"),
@@ -138,6 +142,115 @@ def test_copies_of_the_stack_may_hold_the_environment() -> None:
     assert holds == {"dwarf": True, "fp": False}
 
 
+# ---------------------------------------------------------------- system calls
+
+RANKS = (
+    Attached(9397, ("torchrun",), 9397, is_python=True, wrapper="torchrun"),
+    Attached(9492, ("python",), 9492, parent=9397, rank=0),
+    Attached(9493, ("python",), 9493, parent=9397, rank=1),
+    Attached(9500, ("sh",), 9493, parent=9493, rank=1),
+)
+
+
+@pytest.fixture
+def calls_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that knows three of the usual calls, and processes of two threads."""
+    known = {"/sys/kernel/tracing/events/syscalls": ["sys_enter_newstat", "sys_enter_write", "sys_enter_futex", "x"]}
+    monkeypatch.setattr(perf_module, "_names_in", lambda f: ["1", "2"] if f.startswith("/proc") else known.get(f, []))
+
+
+@pytest.mark.usefixtures("calls_here")
+def test_system_calls_are_counted_by_name_and_in_all() -> None:
+    beside = only(perf(mode="syscalls").launch(job()))
+    events = "task-clock,raw_syscalls:sys_enter,syscalls:sys_enter_newstat,syscalls:sys_enter_write"
+    assert beside.argv[5:] == (
+        "stat", "-x;", "-D", "1", "-e", f"{events},syscalls:sys_enter_futex",
+        "-o", "/scratch/p2 perf/syscalls.csv", "-p", "{pids}",
+    )  # fmt: skip
+    assert (beside.when, beside.ready_value, perf(mode="syscalls").label()) == (
+        "gate", "Events enabled", "perf-syscalls",
+    )  # fmt: skip
+    chosen = only(perf(mode="syscalls", events=["fstat", "getppid"]).launch(job())).argv[10]
+    assert chosen.endswith("sys_enter,syscalls:sys_enter_newfstat,syscalls:sys_enter_getppid"), "whether known or not"
+
+
+@pytest.mark.usefixtures("calls_here")
+def test_each_family_has_a_perf_of_its_own_the_ranks_first() -> None:
+    launch = perf(mode="syscalls").launch(job(pids=(9397,), attached=RANKS))
+    assert [b.argv[-3:] for b in launch.beside] == [
+        ("/scratch/p2 perf/syscalls.9492.csv", "-p", "9492"),
+        ("/scratch/p2 perf/syscalls.9493.csv", "-p", "9493,9500"),
+        ("/scratch/p2 perf/syscalls.9397.csv", "-p", "9397"),
+    ]
+    assert only(perf(mode="syscalls").launch(job(pids=(9493,), attached=RANKS[2:]))).argv[-1] == "{pids}"
+
+
+@pytest.mark.usefixtures("calls_here")
+def test_where_descriptors_are_few_only_the_total_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perf_module, "_descriptors", lambda: 19)
+    launch = perf(mode="syscalls").launch(job(pids=(9397,), attached=RANKS))
+    assert {b.argv[10] for b in launch.beside} == {"task-clock,raw_syscalls:sys_enter"}
+    assert "so many threads run" in launch.notes[0]
+
+
+def counted(*files: Path, attached: tuple[Attached, ...] = RANKS) -> Capture:
+    run = TargetRun(("x",), 9397, 10**18, 10**18 + 3 * 10**9, 3.0, None, attached=attached)
+    artifacts = tuple(Artifact("syscalls", str(path), "perf-stat", 1, "", 0) for path in files)
+    return Capture(
+        "p2", "p2", "perf", "ok", started_ns=run.started_ns, ended_ns=run.ended_ns, run=run, artifacts=artifacts
+    )
+
+
+def test_counts_become_the_table_of_system_calls_with_nothing_but_counts() -> None:
+    found = counted(*sorted((GOLDEN / "ranks").iterdir()))
+    parsed = perf(mode="syscalls").parse(found)
+    rows = [row for table in parsed.tables for row in table.rows()]
+    writes = [(row.get("rank"), row["pid"], row["class"], row["count"]) for row in rows if row["name"] == "write"]
+    assert writes[-2:] == [(0, 9492, "desc", 2980), (1, 9493, "desc", 5920)]
+    assert {row["name"]: row["class"] for row in rows}["clock_nanosleep"] == "other"
+    assert all(row["count"] and row["errors"] is row["total_ns"] is row["time"] is None for row in rows)
+    rate = parsed.metrics["syscalls_per_s"]
+    assert rate.unit == "1/s" and rate.n == 3 and 3000 < (rate.value or 0) < 3200
+    assert " system calls, " in parsed.notes[0] and parsed.status is None
+    (told,) = perf(mode="syscalls").tells(found).values()
+    assert told == pytest.approx(6068 / 2.95, rel=0.05), "of the rank that makes most"
+    assert perf().tells(counted()) == {}
+
+
+def test_who_stands_still_makes_no_system_call(tmp_path: Path) -> None:
+    parsed = perf(mode="syscalls").parse(counted(GOLDEN / "syscalls_stopped.csv", attached=()))
+    assert (parsed.status, parsed.reason) == ("empty", "the target was never on a processor while perf counted")
+    (tmp_path / "syscalls.csv").write_text(
+        "5.0;msec;task-clock;1;100.00;0.1;CPUs utilized\n0;;raw_syscalls:sys_enter;1;100;;\n"
+    )
+    parsed = perf(mode="syscalls").parse(counted(tmp_path / "syscalls.csv"))
+    assert (parsed.status, parsed.reason) == ("empty", "the target made no system call while perf counted")
+
+
+@pytest.mark.parametrize(
+    ("said", "root", "message", "fix"),
+    [
+        ("no_tracepoints", False, "only root may read the kernel's tracepoints", "run profrun as root"),
+        ("no_tracepoints", True, "tracefs is not mounted", "mount -t tracefs"),
+        ("no_such_call", True, "this kernel can't count the call nothing", "leave it out of `events`"),
+    ],
+)
+def test_why_system_calls_can_not_be_counted(said: str, root: bool, message: str, fix: str) -> None:
+    machine: Any = SimpleNamespace(is_root=root, in_container=lambda: None)
+    check = perf(mode="syscalls")._refused((GOLDEN / "said" / f"{said}.txt").read_text(), machine)
+    assert message in check.message and fix in str(check.fix)
+
+
+def test_samples_bear_the_rank_of_their_process() -> None:
+    found = capture("script", GOLDEN / "forked.txt")
+    assert found.run is not None
+    (pid, *_) = sorted(set(perf(mode="record").parse(found).tables[0].columns["pid"]))
+    ranked = replace(found, run=replace(found.run, attached=(Attached(pid, ("x",), pid, rank=5),)))
+    for table in perf(mode="record").parse(ranked).tables:
+        assert {row["rank"] for row in table.rows() if row["pid"] == pid} == {5}
+        assert {row["rank"] for row in table.rows() if row["pid"] != pid} == {None}
+
+
 # ---------------------------------------------------------------- what perf says
 
 
@@ -167,7 +280,10 @@ def test_words_without_a_file_tell_the_status(name: str, status: str, reason: st
     ("facts", "pids", "said"),
     [({"container": "docker"}, (), "--cap-add PERFMON"), ({}, (7,), "as the user who owns it"), ({}, (), "sysctl")],
 )
-def test_a_refusal_names_the_step_that_helps_here(facts: dict[str, Any], pids: tuple[int, ...], said: str) -> None:
+def test_a_refusal_names_the_step_that_helps_here(
+    facts: dict[str, Any], pids: tuple[int, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     signs = perf().launch(job(facts=facts, pids=pids)).signs
     assert said in next(sign.reason for sign in signs if sign.status == "blocked")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,20 @@ from orchestrator.collectors.base import Parsed
 from orchestrator.collectors.py_spy import PySpy
 from orchestrator.errors import ParseError
 from orchestrator.machine import Machine, Permission
-from orchestrator.model import Artifact, Capture, Exit, Job, Launch, Sign, Target, TargetRun, Tool, Window
+from orchestrator.model import (
+    Artifact,
+    Attached,
+    Capture,
+    Check,
+    Exit,
+    Job,
+    Launch,
+    Sign,
+    Target,
+    TargetRun,
+    Tool,
+    Window,
+)
 
 SPY = Tool("py-spy", "/opt/venv/bin/py-spy", "0.4.3", frozenset({"chrometrace", "nonblocking", "gil"}))
 TARGET = Target(("python", "tr ain.py", "-o", "x", "--help", "--", ""), "/usr/bin/python", "/", {})
@@ -118,16 +131,71 @@ def test_gil_is_a_second_capture_beside() -> None:
     assert words(made, 2)[-1] == f"{JOB.dir}/gil.{{n}}.raw.txt"
 
 
-def test_attaching() -> None:
+def test_attaching_is_to_each_python_that_is_there_or_comes() -> None:
+    """Where the named process is no Python (a launcher's script, `conda run`), profrun finds those below it."""
     made = launch(replace(JOB, pids=(41, 42)))
-    assert [b.when for b in made.beside] == ["start"] * 4
-    assert [words(made, i)[words(made, i).index("--pid") + 1] for i in (0, 2)] == ["41", "42"]
-    assert [words(made, i)[-1] for i in (1, 3)] == ["41", "42"]
+    assert [b.when for b in made.beside] == ["python"] * 2
+    assert words(made, 0)[words(made, 0).index("--pid") + 1] == "{pid}" and "--subprocesses" in words(made, 0)
 
 
 def test_a_window_ends_the_recording_not_the_target() -> None:
     assert {b.when for b in launch(replace(JOB, window=Window(2, 5))).beside} == {"window"}
-    assert {b.when for b in launch(replace(JOB, window=Window(2, 5), pids=(4,))).beside} == {"window"}
+    assert {b.when for b in launch(replace(JOB, window=Window(2, 5), pids=(4,))).beside} == {"python"}
+
+
+def running(pid: int = 4, **more: Any) -> Attached:
+    return Attached(pid, ("python", "x.py"), pid, is_python=True, is_top_python=True, **{"state_before": "S", **more})
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (running(state_before="T"), "process 4 was stopped already"),
+        (running(state_before="t", tracer_before=9), "another program traces process 4"),
+    ],
+)
+def test_what_stands_already_is_not_stopped_again(found: Attached, said: str) -> None:
+    """py-spy 0.4.3 finds no Python in a stopped process while it wants to stop it."""
+    job = replace(JOB, pids=(4,), attached=(running(3), found))
+    assert "--nonblocking" in words(launch(job)) and said in launch(job).notes[0]
+    native = launch(job, native=True)
+    assert "--nonblocking" not in words(native) and "native stacks of it can't be read" in native.notes[0]
+    other = replace(JOB, pids=(3,), attached=(running(3),))
+    assert "--nonblocking" not in words(launch(other)) and launch(other).notes == ()
+
+
+def test_a_launcher_is_named_and_not_sampled() -> None:
+    agent = replace(running(3), wrapper="torchrun", is_top_python=False)
+    assert launch(replace(JOB, pids=(3,), attached=(agent, running(4)))).notes == (
+        "process 3 (torchrun) only starts the program and was not sampled",
+    )
+
+
+def test_a_process_that_may_not_be_traced_is_an_obstacle() -> None:
+    asked: list[int] = []
+
+    def refuse(pids: Iterable[int]) -> Permission:
+        asked.extend(pids)
+        return Permission(False, "process 4 may not be traced", "do this")
+
+    machine: Any = SimpleNamespace(
+        attached=(replace(running(3), is_top_python=False), running(4)), target_pids=(3,), ptrace_of=refuse
+    )
+    assert PySpy().obstacle_to_attach(machine) == Check("py-spy", "blocked", "process 4 may not be traced", "do this")
+    assert asked == [4], "the Python, not the shell above it"
+    machine.ptrace_of = lambda pids: Permission(True, "")
+    assert PySpy().obstacle_to_attach(machine) is None
+
+
+def test_ranks_are_those_of_the_launcher_and_of_the_family(golden: Path) -> None:
+    """6938 and 6939 are children that were forked later: nobody but py-spy has seen them."""
+    found = capture(golden / "py-spy" / "forks")
+    assert found.run is not None
+    run = replace(found.run, attached=(running(6931, rank=2),))
+    parsed = PySpy().parse(replace(found, run=run))
+    for name in ("stacks", "functions"):
+        assert {(r["pid"], r["rank"]) for r in rows(parsed, name)} == {(6931, 2), (6938, 2), (6939, 2)}
+    assert all("rank" not in table.columns for table in PySpy().parse(found).tables)
 
 
 def test_beside_strace_it_does_not_stop_the_target() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,21 @@ from pydantic import ValidationError
 
 from orchestrator.collectors.strace import COST_S, Strace
 from orchestrator.errors import ParseError
-from orchestrator.model import Artifact, Beside, Capture, Exit, Job, Launch, Target, TargetRun, Tool, Window
+from orchestrator.machine import Permission
+from orchestrator.model import (
+    Artifact,
+    Attached,
+    Beside,
+    Capture,
+    Check,
+    Exit,
+    Job,
+    Launch,
+    Target,
+    TargetRun,
+    Tool,
+    Window,
+)
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "strace"
 FEATURES = frozenset({"seccomp", "pgroup", "columns"})
@@ -136,6 +151,91 @@ def test_the_summary_or_the_log_is_what_must_be_left() -> None:
         assert (needed.role, needed.glob, needed.holds_env) == (mode, name, False)
 
 
+# ---------------------------------------------------------------- processes that run already
+
+RANKS = (
+    Attached(9397, ("torchrun",), 9397, is_python=True, wrapper="torchrun"),
+    Attached(9492, ("python",), 9492, parent=9397, rank=0),
+    Attached(9493, ("python",), 9493, parent=9397, rank=1),
+    Attached(9500, ("sh",), 9493, parent=9493, rank=1),
+)
+
+
+def test_each_family_has_a_strace_and_a_file_of_its_own() -> None:
+    launch = strace().launch(job(pids=(9397,), attached=RANKS))
+    assert [b.argv[-4:] for b in launch.beside] == [
+        ("-o", "/scratch/p2 strace/summary.9492.txt", "-p", "9492"),
+        ("-o", "/scratch/p2 strace/summary.9493.txt", "-p", "9493,9500"),
+        ("-o", "/scratch/p2 strace/summary.9397.txt", "-p", "9397"),
+    ]
+    assert launch.artifacts[0].glob == "summary.*.txt" and launch.notes == ()
+    one = strace().launch(job(pids=(9493,), attached=RANKS[2:]))
+    assert only(one).argv[-3:] == ("/scratch/p2 strace/summary.txt", "-p", "{pids}")
+    logs = strace(mode="trace").launch(job(pids=(9397,), attached=RANKS)).beside
+    assert [b.size_path for b in logs] == ["trace.9492.log", "trace.9493.log", "trace.9397.log"]
+
+
+def test_more_families_than_sixteen_are_not_all_looked_at() -> None:
+    many = tuple(Attached(100 + n, ("python",), 100 + n, rank=n) for n in reversed(range(18)))
+    launch = strace().launch(job(pids=(1,), attached=many))
+    assert [b.argv[-1] for b in launch.beside] == [str(100 + n) for n in range(16)]
+    assert launch.notes == ("of 18 groups of processes the first 16 were looked at; not: rank 16, rank 17",)
+
+
+def test_who_has_a_tracer_already_is_left_out() -> None:
+    traced = (*RANKS[:2], replace(RANKS[2], tracer_before=os.getpid()), RANKS[3])
+    launch = strace().launch(job(pids=(9397,), attached=traced))
+    assert [b.argv[-1] for b in launch.beside] == ["9492", "9397"]
+    (note,) = launch.notes
+    assert re.fullmatch(
+        r"rank 1 was left out: process 9493 is traced by \S+ \(process \d+\), and a process has .*", note
+    )
+
+
+def test_where_all_have_a_tracer_it_is_blocked_and_says_by_whom() -> None:
+    traced = tuple(replace(one, tracer_before=os.getpid()) for one in RANKS)
+    allowed = Permission(True, "")
+    machine: Any = SimpleNamespace(attached=traced, ptrace_of=lambda pids: allowed)
+    check = strace().obstacle_to_attach(machine)
+    assert (
+        check
+        and check.verdict == "blocked"
+        and f"(process {os.getpid()})" in check.message
+        and "end " in str(check.fix)
+    )
+    machine.attached = (RANKS[0], *traced[1:])
+    assert strace().obstacle_to_attach(machine) is None, "one can be traced"
+    machine.ptrace_of = lambda pids: Permission(False, "process 9397 may not be traced", "do this")
+    assert strace().obstacle_to_attach(machine) == Check(
+        "strace", "blocked", "process 9397 may not be traced", "do this"
+    )
+
+
+BUSY = {"syscalls_per_s": 500_000.0}
+
+
+def test_what_would_slow_a_running_program_down_too_much_is_not_run() -> None:
+    why = strace().declines(BUSY, True)
+    assert why == (
+        "it would make the program about 11.0 times as slow: perf has counted 500,000 system calls a second; "
+        "--set collectors.strace.max_slowdown=null runs it all the same"
+    )
+    assert "21.0 times" in str(strace(mode="trace").declines(BUSY, True)), "to log a call costs more than to count it"
+    for collector, facts, attaching in (
+        (strace(), {"syscalls_per_s": 10_000.0}, True),
+        (strace(), {}, True),
+        (strace(), BUSY, False),
+        (strace(max_slowdown=12), BUSY, True),
+        (strace(max_slowdown=None), BUSY, True),
+    ):
+        assert collector.declines(facts, attaching) is None
+
+
+def test_what_is_to_be_expected_is_said_before_it_runs() -> None:
+    (note,) = strace().launch(job(facts={**NOTHING_LEFT, "syscalls_per_s": 10_000.0})).notes
+    assert note.startswith("perf had counted 10,000 system calls a second before: about 1.20 times as slow")
+
+
 # ---------------------------------------------------------------- what strace says
 
 
@@ -193,6 +293,46 @@ def capture(root: Path, role: str, name: str, wall_s: float = 0.1, pid: int | No
         "p2-strace", "p2", "strace", "ok", started_ns=run.started_ns, ended_ns=run.ended_ns, run=run, root=root,
         artifacts=(Artifact(role, name, f"strace-{role}", 1, "", 0),),
     )  # fmt: skip
+
+
+def of_ranks(mode: str, *files: Path, attached: tuple[Attached, ...] = RANKS) -> Capture:
+    found = capture(Path("/"), mode, "x", wall_s=3.07)
+    assert found.run is not None
+    artifacts = tuple(Artifact(mode, str(path), mode, 1, "", 0) for path in files)
+    return replace(found, artifacts=artifacts, run=replace(found.run, attached=attached))
+
+
+def test_the_tables_of_ranks_are_what_strace_printed_for_each() -> None:
+    parsed = strace().parse(of_ranks("summary", *sorted((GOLDEN / "ranks").iterdir())))
+    rows = [row for table in parsed.tables for row in table.rows()]
+    writes = [(row.get("rank"), row["pid"], row["count"], row["total_ns"]) for row in rows if row["name"] == "write"]
+    assert writes == [(None, 9397, 6, 237_000), (0, 9492, 2740, 86_679_000), (1, 9493, 4560, writes[2][3])]
+    assert parsed.status is None
+    assert [note.partition(" system")[0] for note in parsed.notes] == [
+        "process 9397: 100", "rank 0: 2,740", "rank 1: 4,560",
+    ]  # fmt: skip
+
+
+def test_one_bad_summary_does_not_spoil_the_others(tmp_path: Path) -> None:
+    (tmp_path / "summary.9493.txt").write_text("Killed\n")
+    parsed = strace().parse(of_ranks("summary", GOLDEN / "ranks" / "summary.9492.txt", tmp_path / "summary.9493.txt"))
+    assert parsed.status == "degraded" and "no strace summary" in str(parsed.reason) and len(parsed.tables) == 1
+    with pytest.raises(ParseError, match="no strace summary"):
+        strace().parse(of_ranks("summary", tmp_path / "summary.9493.txt"))
+
+
+def test_logs_of_ranks_tell_threads_and_ranks_apart(tmp_path: Path) -> None:
+    for lead in (9492, 9493):
+        (tmp_path / f"trace.{lead}.log").write_text(
+            f'{lead} 1700000000.000100 write(3</dev/null>, "x", 1) = 1 <0.000010>\n'
+            f'{lead + 7} 1700000000.000200 write(3</dev/null>, "x", 1) = 1 <0.000020>\n'
+        )
+    files = sorted(tmp_path.iterdir())
+    parsed = strace(mode="trace").parse(of_ranks("trace", *files))
+    calls = [row for table in parsed.tables if table.name == "syscalls" for row in table.rows()]
+    assert {(row["rank"], row["thread"]) for row in calls} == {(0, 9492), (0, 9499), (1, 9493), (1, 9500)}
+    assert all(set(table.columns["rank"]) in ({0}, {1}) for table in parsed.tables)
+    assert parsed.notes[0].startswith("rank 0: 2 system calls")
 
 
 def test_a_summary_becomes_one_table() -> None:

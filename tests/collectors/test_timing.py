@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.collectors.timing import Timing
 from orchestrator.errors import ParseError
+from orchestrator.machine import Machine
 from orchestrator.model import Capture, Exit, Job, Launch, Target, TargetRun, Tool
 
 RUN = TargetRun(
@@ -59,3 +60,8 @@ def test_what_was_not_measured_stays_unknown() -> None:
 def test_a_capture_without_a_run_is_unreadable() -> None:
     with pytest.raises(ParseError, match="nothing is known about this run"):
         Timing().parse(replace(CAPTURE, run=None))
+
+
+def test_what_runs_already_can_not_be_timed() -> None:
+    check = Timing().obstacle_to_attach(Machine())
+    assert check and check.verdict == "missing" and "runs already" in check.message and "-- COMMAND" in str(check.fix)

@@ -84,9 +84,64 @@ def test_only_the_recorded_time_counts() -> None:
 
 def test_the_columns_are_those_of_the_sampler() -> None:
     """What the sampler writes and what is read from it are two programs: a recording must not grow old."""
-    head = json.loads((GOLDEN / "tree.jsonl").read_text().partition("\n")[0])
-    assert head["format"] == FORMAT == log.FORMAT
-    assert head["columns"] == {source: list(columns) for source, columns in log.COLUMNS.items()}
+    for name in ("tree.jsonl", "ranks.jsonl"):
+        head = json.loads((GOLDEN / name).read_text().partition("\n")[0])
+        assert head["format"] == FORMAT == log.FORMAT
+        assert head["columns"] == {source: list(columns) for source, columns in log.COLUMNS.items()}
+
+
+# ---------------------------------------------------------------- ranks, memory maps
+
+
+def ranks_of(samples: Samples) -> dict[str, int | None]:
+    return {row["subject"]: row["rank"] for row in samples.table.rows() if row["source"] in ("process", "memory")}
+
+
+def test_each_process_bears_its_rank_and_a_child_that_of_its_parent() -> None:
+    samples = read_samples(GOLDEN / "ranks.jsonl")
+    assert ranks_of(samples) == {"13343": 0, "13344": 1, "13346": 1}
+    assert {row["rank"] for row in samples.table.rows() if row["source"] in ("host", "tree", "monitor")} == {None}
+    assert "rank" not in read_samples(GOLDEN / "tree.jsonl").table.columns, "nobody has one"
+
+
+def test_who_knows_better_than_the_environment_is_believed() -> None:
+    told = read_samples(GOLDEN / "ranks.jsonl", ranks={13343: None, 13344: 7})
+    assert ranks_of(told) == {"13343": None, "13344": 7, "13346": 1}
+
+
+def test_a_rank_is_inherited_where_the_environment_is_silent(tmp_path: Path) -> None:
+    seen = [{"seen": pid, "parent": parent, "name": "x", "exec": False} for pid, parent in ((10, 1), (11, 10), (12, 9))]
+    body = {"process": {"10": [1], "11": [1], "12": [1]}, "gpu_process": {"GPU-a/11": [5], "GPU-a/99": [5]}}
+    columns = {"process": ["rss_bytes"], "gpu_process": ["memory_used_bytes"]}
+    reading = _with_all(body)
+    samples = read(tmp_path, lines(*seen, reading, columns={**columns, "process": PROCESS}), ranks={10: 3})
+    assert ranks_of(samples) == {"10": 3, "11": 3, "12": None}
+    on_gpu = {row["subject"]: row["rank"] for row in samples.table.rows() if row["source"] == "gpu_process"}
+    assert on_gpu == {"GPU-a/11": 3, "GPU-a/99": None}
+
+
+PROCESS = ("cpu_ns", "waited_ns", "rss_bytes", "threads")
+
+
+def _with_all(body: dict[str, Any]) -> dict[str, Any]:
+    return {**body, "process": {pid: [0, 0, *row, 1] for pid, row in body["process"].items()}}
+
+
+def test_memory_maps_count_what_is_shared_in_parts() -> None:
+    samples = read_samples(GOLDEN / "ranks.jsonl")
+    assert series(samples, "memory", "pss_bytes", "13344") == [9775104, 9810944, 9810944, 9811968]
+    assert series(samples, "memory", "anonymous_bytes", "13344")[-1] == 10854400, "the 8 MB that it holds are in there"
+    sums = series(samples, "tree", "pss_bytes")
+    assert sums[-1] == 3139584 + 9811968 + 1602560 and samples.metrics["tree_pss_peak_bytes"].value == sums[-1]
+    (note,) = [note for note in samples.notes if note.startswith("memory of 13344")]
+    assert note.startswith("memory of 13344 python at the end: 8.51 MB [anonymous], 913 kB libpython3.11.so.1.0")
+
+
+def test_the_first_and_last_maps_count_though_they_lie_outside_the_recorded_time() -> None:
+    whole = read_samples(GOLDEN / "ranks.jsonl")
+    times = sorted(row["time_ns"] for row in whole.table.rows() if row["source"] == "host")
+    part = read_samples(GOLDEN / "ranks.jsonl", since_ns=times[0] + 10**8, until_ns=times[-1] - 1)
+    assert series(part, "memory", "pss_bytes", "13344") == series(whole, "memory", "pss_bytes", "13344")
 
 
 # ---------------------------------------------------------------- rates

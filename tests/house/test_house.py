@@ -24,9 +24,9 @@ FLOORS = (
     "runner doctor knobs",
     "doctor.*",
     "collect environment guard normalise outcome picks planfile.plans preflight resolve",
-    "live planfile.messages planfile.schema repeatable told",
+    "live occupied planfile.messages planfile.schema repeatable told",
     "diagnose imported plan",
-    "registry",
+    "registry sharing",
     "collectors.* diagnose.* env_steps.* render.*",
     "env_steps.clock_option env_steps.waiting",
     "restoring",
@@ -35,7 +35,7 @@ FLOORS = (
     "cgroups changes locks",
     "collectors.base env_steps.base privileged report",
     "formats.ncu formats.ncu_rep kernel machine",
-    "cpufreq gpus",
+    "armed cpufreq gpus",
     "attached inside neighbours",
     "folder formats.* launching planfile.fields planfile.source process redact sampler.* signals standalone.* stdio",
     "names planfile planfile.tree stats steps tables units visible",
@@ -50,11 +50,13 @@ SHARED_ROOMS = ("doctor", "formats", "inject", "render", "sampler")
 STAND_ALONE = (
     "standalone.dumps",
     "standalone.keeper",
+    "standalone.let_in",
     "standalone.lives",
     "standalone.ncu_rep",
     "standalone.nvml",
     "standalone.roothelper",
     "standalone.seize",
+    "standalone.wake",
 )
 """Files that are run on their own, by any Python: nothing but the standard library."""
 
@@ -79,13 +81,17 @@ WRITES_FILES = {
     "runner": "the outputs of an earlier attempt, set aside",
     "commands": "the log of a bug",
     "sampler.log": "its samples, as they are taken",
+    "armed": "the folder of a program that waits to be woken",
     "inside": "the settings of our part inside the target's Python",
+    "standalone.let_in": "the script by which a running Python lets our part in",
+    "standalone.wake": "what a program that was woken has recorded, on its way home",
     "standalone.dumps": "what it has seen of a program that hangs",
     "standalone.roothelper": "settings of the host, as root, and the place that all users share",
     "inject.bell": "a FIFO for an answer, from inside the target",
     "inject.diary": "the diary of a process of the target",
     "inject.mapped": "its steps and ranges",
     "inject.profiler": "its traces",
+    "inject.armed": "the socket at which it can be woken",
 }
 
 HEAVY = {"jinja2", "numpy", "pandas", "pyarrow", "rich", "sh", "torch"}

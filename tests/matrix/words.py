@@ -191,7 +191,9 @@ def _of_files(folder: Path, summary: Mapping[str, Any]) -> list[str]:
     """What summary.json names is there, as long as it says."""
     files = [artifact for capture in summary["captures"] for artifact in capture["artifacts"]]
     sizes = {f["path"]: (folder / f["path"]).stat().st_size if (folder / f["path"]).exists() else None for f in files}
-    return [f"{f['path']} has {sizes[f['path']]} bytes, not {f['bytes']}" for f in files if sizes[f["path"]] != f["bytes"]]
+    return [
+        f"{f['path']} has {sizes[f['path']]} bytes, not {f['bytes']}" for f in files if sizes[f["path"]] != f["bytes"]
+    ]
 
 
 # ---------------------------------------------------------------- the machine after it

@@ -182,7 +182,8 @@ def test_profilers_that_clash_are_refused_when_the_plan_is_read(tmp_path: Path, 
     plan = write_plan(tmp_path, f"together: [{{use: torch}}, {others}]")
     result = profrun(plan, "--", "touch", "ran", cwd=tmp_path)
     assert result.code == 2
-    assert "can't share a pass, as both need cupti" in result.stderr and "list them one by one" in result.stderr
+    assert "can't share a pass: each traces the GPU through CUPTI" in result.stderr
+    assert "write instead:\n        - {use: torch}\n" in result.stderr and "add --auto-passes" in result.stderr
     assert not (tmp_path / "ran").exists() and not (tmp_path / "reports").exists()
 
 

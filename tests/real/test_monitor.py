@@ -94,6 +94,28 @@ def test_a_window_and_an_attached_process(tmp_path: Path) -> None:
     assert set(samples(done).query("source == 'process'").subject) == {str(busy.pid)}
 
 
+def test_what_runs_already_bears_its_rank_and_shows_its_memory(tmp_path: Path) -> None:
+    child = "import time; hold = bytearray(b'x' * 30_000_000); print('ready', flush=True); time.sleep(600)"
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-I', '-S', '-c', {child!r}])"
+    argv = [sys.executable, "-I", "-S", "-c", program]
+    with subprocess.Popen(argv, env=environment(RANK="3"), stdout=subprocess.PIPE) as parent:
+        assert parent.stdout and parent.stdout.readline() == b"ready\n"
+        done = profrun(
+            write_plan(tmp_path, "{use: monitor, interval: 50ms}"), "--pid", str(parent.pid), "--duration", "500ms",
+            cwd=tmp_path,
+        )  # fmt: skip
+        (below,) = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        assert parent.poll() is None
+        os.kill(int(below), signal.SIGKILL)
+    frame = samples(done)
+    assert (
+        set(frame.query("source == 'process'")["rank"]) == {3} and frame.query("source == 'host'")["rank"].isna().all()
+    )
+    assert min(values(frame, "memory", "anonymous_bytes", below)) > 30e6
+    assert max(values(frame, "memory", "pss_bytes", str(parent.pid))) < 30e6, "each by itself"
+    assert any(note.startswith(f"memory of {below} python") for note in done.captures()["monitor"]["notes"])
+
+
 def test_only_the_window_is_sampled(tmp_path: Path) -> None:
     plan = write_plan(tmp_path, "{use: monitor, interval: 50ms}", window="{after: 200ms, for: 400ms, then: stop}")
     done = profrun(plan, "--", "sleep", "600", cwd=tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 from cli import Result, command, environment, profrun, script, write_plan
-from waiting import LIMIT_S, until
+from waiting import LIMIT_S, cpu_s, until
 
 from orchestrator import tables
 
@@ -104,6 +105,58 @@ def test_a_window_counts_its_own_time_only(tmp_path: Path) -> None:
     result = profrun(plan, "--", *PYTHON, "-c", SPIN.format(seconds=1.5), cwd=tmp_path)
     assert result.statuses() == {"perf": "ok"}, result.stderr
     assert 0 < counters(result)["task-clock"]["value"] < 1300
+
+
+# ---------------------------------------------------------------- system calls
+
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may read the kernel's tracepoints")
+CALLS = (
+    "import os\nfd = os.open('/dev/null', 1)\nfor _ in range(700): os.write(fd, b'x')\nfor _ in range(40): os.stat('/')"
+)
+
+
+@only_root
+@pytest.mark.tool("strace")
+def test_as_many_system_calls_as_strace_has_seen(tmp_path: Path) -> None:
+    events = "[write, openat, newfstatat, stat, close, fstat, brk, mmap]"
+    plan = write_plan(tmp_path, f"{{use: perf, mode: syscalls, events: {events}}}", "{use: strace}")
+    result = profrun(plan, "--", *PYTHON, "-c", CALLS, cwd=tmp_path)
+    assert result.statuses() == {"perf": "ok", "strace": "ok"}, result.stderr
+    frame = tables.read(result.folder / "tables" / "syscalls.parquet")
+    by_perf, by_strace = (
+        dict(zip(rows["name"], rows["count"], strict=True))
+        for rows in (frame[frame["capture"].str.contains(name)] for name in ("perf", "strace"))
+    )
+    assert by_perf["write"] == 700 and by_perf.get("newfstatat", 0) + by_perf.get("stat", 0) >= 40
+    assert by_perf == {name: by_strace[name] for name in by_perf}
+    mine = frame[frame["capture"].str.contains("perf")]
+    assert mine["total_ns"].isna().all() and mine["errors"].isna().all(), "counted, not timed: unknown, not 0"
+    assert result.summary["metrics"]["syscalls_per_s"]["value"] > 0
+    assert "perf had counted" in result.captures()["strace"]["notes"][-2]
+
+
+@only_root
+@pytest.mark.tool("strace")
+def test_what_the_count_lets_expect_decides_about_strace(tmp_path: Path) -> None:
+    loop = "import os\nfd = os.open('/dev/null', 1)\nwhile True: os.write(fd, b'x')"
+    plan = write_plan(
+        tmp_path, "{use: perf, mode: syscalls, events: [write]}", "{use: strace, max_slowdown: 1.01, required: false}"
+    )
+    ranks = [subprocess.Popen([*PYTHON, "-c", loop], env={**os.environ, "RANK": str(rank)}) for rank in (0, 1)]
+    try:
+        until(lambda: all(cpu_s(one.pid) > 0.05 for one in ranks))
+        pids = [word for one in ranks for word in ("--pid", str(one.pid))]
+        result = profrun(plan, *pids, "--duration", "500ms", cwd=tmp_path)
+        assert all(one.poll() is None for one in ranks)
+    finally:
+        for one in ranks:
+            one.kill()
+            one.wait()
+    assert result.code == 0 and result.statuses() == {"perf": "ok", "strace": "skipped"}, result.stderr
+    assert "--set collectors.strace.max_slowdown=null" in result.captures()["strace"]["reason"]
+    frame = tables.read(result.folder / "tables" / "syscalls.parquet")
+    assert {(row["rank"], row["pid"]) for row in frame.to_dict("records")} == {(n, ranks[n].pid) for n in (0, 1)}
+    assert set(frame["name"]) == {"write"} and (frame["count"] > 100).all()
 
 
 # ---------------------------------------------------------------- samples

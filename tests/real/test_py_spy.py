@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from waiting import LIMIT_S, cpu_s, state, until
 
+from orchestrator.attached import look
 from orchestrator.collectors.base import Parsed
 from orchestrator.collectors.py_spy import PySpy
 from orchestrator.formats import pyspy
@@ -306,6 +307,21 @@ def test_a_target_that_strace_holds(tmp_path: Path) -> None:
     status, reason = meaning(alone)
     assert status == "blocked" and reason.startswith("strace traces the target")
     assert "heavy" in functions(collector.parse(together.capture(collector, 1)))
+
+
+def test_a_target_that_was_stopped_is_read_and_stays_stopped(tmp_path: Path) -> None:
+    with program(sys.executable, script(tmp_path, TWO), "no such file") as target:
+        until(lambda: cpu_s(target.pid) > 0.1)
+        os.kill(target.pid, signal.SIGSTOP)
+        until(lambda: state(target.pid) == "T")
+        used = cpu_s(target.pid)
+        collector = PySpy(duration=1)
+        tools = attach(tmp_path, collector, pids=(target.pid,), attached=look([target.pid]))
+        tools.start(target.pid)
+        tools.tools[0].wait(LIMIT_S)
+        tools.stop()
+        assert (state(target.pid), cpu_s(target.pid)) == ("T", used)
+    assert "spin" in functions(collector.parse(tools.capture(collector, 1)))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

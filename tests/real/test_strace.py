@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import LIMIT_S, cpu_s, until
+from cli import profrun, write_plan
+from waiting import LIMIT_S, cpu_s, state, until
 
+from orchestrator import tables
 from orchestrator.collectors.strace import Strace
 from orchestrator.formats.strace import read_summary, read_trace
 from orchestrator.formats.syscalls import syscall_class
@@ -200,6 +202,47 @@ def test_a_process_is_left_unharmed_when_strace_goes(tmp_path: Path, mode: str) 
             target.kill()
     table = read_summary(path).syscalls if mode == "summary" else read_trace(path).syscalls
     assert {"openat", "close"} <= set(table.columns["name"])
+
+
+def test_who_was_stopped_is_let_go_of_still_stopped(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", "while True: open('/etc/passwd').close()"]) as target:
+        try:
+            until(lambda: cpu_s(target.pid) > 0.05)
+            os.kill(target.pid, signal.SIGSTOP)
+            until(lambda: state(target.pid) == "T")
+            used = cpu_s(target.pid)
+            tracer, _ = attached(tmp_path, [target.pid])
+            tracer.send_signal(signal.SIGINT)
+            tracer.wait(LIMIT_S)
+            assert (state(target.pid), tracer_of(target.pid), cpu_s(target.pid)) == ("T", 0, used)
+            assert sign_of(tmp_path).status == "empty"
+            os.kill(target.pid, signal.SIGCONT)
+            runs_on(target.pid)
+        finally:
+            target.kill()
+
+
+def test_the_ranks_of_a_job_are_counted_one_by_one(tmp_path: Path) -> None:
+    """Each has a strace of its own, and what that printed is what the table says."""
+    loop = "import os, sys, time\nfd = os.open('/dev/null', 1)\nwhile True: os.write(fd, b'x'); time.sleep(0.002)"
+    argv = [sys.executable, "-I", "-S", "-c", loop]
+    ranks = [subprocess.Popen(argv, env={**os.environ, "RANK": str(rank)}) for rank in (0, 1)]
+    try:
+        until(lambda: all(cpu_s(one.pid) > 0.01 for one in ranks))
+        words = [word for one in ranks for word in ("--pid", str(one.pid))]
+        result = profrun(write_plan(tmp_path, "{use: strace}"), *words, "--duration", "500ms", cwd=tmp_path)
+        assert all(one.poll() is None and tracer_of(one.pid) == 0 for one in ranks)
+    finally:
+        for one in ranks:
+            one.kill()
+            one.wait()
+    assert result.statuses() == {"strace": "ok"}, result.stderr
+    frame = tables.read(result.folder / "tables" / "syscalls.parquet")
+    for rank, one in enumerate(ranks):
+        (printed,) = result.folder.glob(f"raw/*-strace/summary.{one.pid}.txt")
+        mine = frame[(frame["rank"] == rank) & (frame["pid"] == one.pid)]
+        found = {row["name"]: (row["count"], row["errors"]) for row in mine.to_dict("records")}
+        assert found == counts(printed) and found["write"][0] > 0
 
 
 def test_a_filter_can_not_be_taken_back(tmp_path: Path) -> None:
