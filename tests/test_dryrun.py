@@ -40,6 +40,25 @@ def test_repeats_stand_once(tmp_path: Path) -> None:
     ]
 
 
+def test_what_is_split_into_passes_is_told_and_shown(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, "together: [{use: timing, warmup: 0, repeats: 1}, {use: monitor}]")
+    assert profrun("check", plan, "--", "true", cwd=tmp_path).code == 2
+    lines = check("--auto-passes", plan, "--", "true", cwd=tmp_path)
+    said = "split into 2 passes, timing, monitor: timing can't share a pass: it measures the undisturbed run"
+    assert lines[1] == f"{plan}:4: {said}"
+    assert [line for line in lines if line.startswith("p0")] == ["p01  timing, bare", "p02  monitor"]
+    data = json.loads("\n".join(check("--auto-passes", "--json", plan, "--", "true", cwd=tmp_path)))
+    assert data["splits"] == [lines[1]]
+    only = check("--auto-passes", "--only", "monitor", plan, "--", "true", cwd=tmp_path)
+    assert [line for line in only if "split" in line] == []
+
+
+@pytest.mark.tool("py-spy", "strace")
+def test_beside_strace_py_spy_is_shown_as_it_will_run(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, "together: [{use: strace}, {use: py-spy}]")
+    assert [line for line in check(plan, "--", "true", cwd=tmp_path) if "--nonblocking" in line]
+
+
 def test_without_a_command_the_plan_is_checked_all_the_same(tmp_path: Path) -> None:
     lines = check(write_plan(tmp_path, TIMING), cwd=tmp_path)
     assert lines[1] == "no command is given: COMMAND stands for it"

@@ -125,6 +125,13 @@ def test_a_metric_takes_one_number_of_a_run(write: Any, take: str, value: float)
 # ---------------------------------------------------------------- all that is wrong, at once
 
 
+TIMED_TWICE = """\
+timing can't share a pass: it measures the undisturbed run
+    write instead:
+      - {use: timing}
+      - {use: timing, repeats: 1000}"""
+
+
 def test_everything_wrong_is_told_at_once(write: Any) -> None:
     path = write("""\
         version: 1
@@ -172,8 +179,7 @@ def test_everything_wrong_is_told_at_once(write: Any) -> None:
         "known: flush, repeats, required, timeout, use, warmup)",
         'p.yaml:14:  collectors[0].warmup: needs a whole number, not "many"',
         f"p.yaml:15:  collectors[1].use: timming is no collector (did you mean timing? {KNOWN})",
-        "p.yaml:16:  collectors[2]: timing can't share a pass: it measures the undisturbed run\n"
-        "    write instead:\n      - {use: timing}\n      - {use: timing, repeats: 1000}",
+        f"p.yaml:16:  collectors[2]: {TIMED_TWICE}",
         "p.yaml:18:  collectors[2].together[1].repeats: 1_000 is not read as the same number, or not as a number, by "
         'everyone (write 1000 for the number, "1_000" for the text)',
         "p.yaml:19:  collectors[3]: needs keys and values that say which collector it is (write - {use: timing})",

@@ -301,6 +301,8 @@ class _Reading:
     """The rank by pid; grows by those whom only the samples have shown."""
     rows: list[Row] = field(default_factory=list)
     damages: list[str] = field(default_factory=list)
+    outside: set[tuple[int | None, int | None]] = field(default_factory=set)
+    """The threads, as (pid, tid), that were seen without any frame of Python, such as autograd's."""
 
     def take(self, paths: Iterable[Path], kind: str) -> None:
         """Adds the files of one kind. One that can't be read is a damage, as the others may still tell something."""
@@ -317,6 +319,9 @@ class _Reading:
             self._inherit({thread.pid for thread, _, _ in profile.stacks if thread.pid is not None})
             for thread, frames, weight in profile.stacks:
                 if frames and frames[-1].startswith(_OUR_WAIT):
+                    continue
+                if not frames:  # py-spy counts no sample of it, and draws it on until it sees a frame again
+                    self.outside.add((thread.pid, thread.tid))
                     continue
                 name = names.get((thread.pid, thread.tid)) if thread.tid is not None else None
                 self.rows.append(Row(thread.pid, thread.process, name, kind, frames, weight * scale_ns))
@@ -403,6 +408,8 @@ class _Quality:
         if self.behind_s():
             yield f"py-spy was up to {show_duration(self.behind_s())} behind, and held the target up"
         yield from self._processes()
+        if self.reading.outside:
+            yield f"threads that were in no Python code, at times or always: {len(self.reading.outside)}; left out then"
         yield from self._waiting()
 
     def _processes(self) -> Iterator[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
-from orchestrator.sampler.log import Log, Number, now
+from orchestrator.sampler.log import Log, Number
 from orchestrator.sampler.proc import cpu_ns
 
 SILENT_S = 10.0
@@ -297,8 +297,7 @@ def number(text: str | None) -> Number:
 def _time(stamp: str) -> tuple[int, int] | None:
     """nvidia-smi's own time, in case its lines come late; None where that is not to be read."""
     try:
-        age_ns = time.time_ns() - round(datetime.strptime(stamp, "%Y/%m/%d %H:%M:%S.%f").timestamp() * 1e9)
+        t = round(datetime.strptime(stamp, "%Y/%m/%d %H:%M:%S.%f").timestamp() * 1e9)
     except ValueError:
         return None
-    t, m = now()
-    return t - age_ns, m - age_ns
+    return t, time.monotonic_ns() - (time.time_ns() - t)
