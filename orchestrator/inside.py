@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import marshal
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,24 @@ class Inside:
 def is_injected(env: Mapping[str, str]) -> bool:
     """Whether a process that was started with this environment loads our part, if it is a Python that looks at it."""
     return SITE in env.get("PYTHONPATH", "").split(os.pathsep) and bool(env.get(boot.SETTINGS))
+
+
+def will_ring(pid: int) -> bool:
+    """Whether that process is a Python which, on its way to the program, will ring for tools to come."""
+    env, argv = process.environ_of(pid) or {}, process.argv_of(pid)
+    exe = Path(process.exe_of(pid) or "").name
+    is_first = exe.startswith("python") and is_injected(env) and boot.HELD not in env
+    return is_first and not _keeps_us_out(argv) and is_within_reach(pid, env) is not False
+
+
+def _keeps_us_out(argv: Sequence[str]) -> bool:
+    """Whether Python was told not to look for our part: by -I, -E or -S among the options before the program."""
+    for word in argv[1:]:
+        if not word.startswith("-") or word in ("-", "-c", "-m"):
+            return False
+        if not word.startswith("--") and set("IES") & set(word):
+            return True
+    return False
 
 
 def is_within_reach(pid: int, env: Mapping[str, str]) -> bool | None:

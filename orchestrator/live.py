@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from orchestrator import keeper, process
 from orchestrator.attached import Visit
 from orchestrator.inject import boot
-from orchestrator.inside import Inside, is_injected, is_within_reach
+from orchestrator.inside import Inside, is_injected, is_within_reach, will_ring
 from orchestrator.launching import bindings, wrapper_of
 from orchestrator.model import (
     After,
@@ -64,6 +64,8 @@ OUT_OF_OURS_S = 0.02
 """A target that has just told us that its window is over gets that long to leave our part of it."""
 UNSEEN_S = 10.0
 """A target that was never seen under its tool is taken to have ended when that much more than its time has passed."""
+RING_S = 5.0
+"""How long tools wait for a Python to come as far as our part in it: under strace that may take a second or more."""
 LET_GO_S = 15.0
 """At the end of a window in steps: how long the target waits for the tools to let go of it, and a rank for others."""
 BY_ITSELF_S = 1.0
@@ -238,6 +240,9 @@ class LivePass:
         self._began_target = False
         """Whether a tool that becomes the target has been seen to have done so."""
         self._pythons: set[tuple[int, ...]] = set()
+        self._expected: dict[tuple[int, ...], float] = {}
+        """The Pythons that are to ring before tools come, by when each was seen first; those that have, by their pid."""
+        self._rung: set[int] = set()
         self._before: set[int] = set()
         self._relays: list[Relay] = []
         self.window_opened = False
@@ -611,7 +616,7 @@ class LivePass:
             return
         for pid in self._top_pythons(*(self.context.pids or (root,))):
             identity = process.image(pid)
-            if identity in self._pythons or identity is None:
+            if identity in self._pythons or identity is None or self._is_expected(pid, identity):
                 continue
             self._pythons.add(identity)
             if self.context.pids and pid not in (one.pid for one in self.visit.found):
@@ -621,6 +626,12 @@ class LivePass:
             if len(self._pythons) == PYTHON_LIMIT:
                 self.notes.append(f"more than {PYTHON_LIMIT} Python processes: the later ones were not looked at")
                 break
+
+    def _is_expected(self, pid: int, identity: tuple[int, ...]) -> bool:
+        """Whether it will ring as soon as it can be looked into: a tool that came earlier would find no Python in it."""
+        if self.inside is None or pid in self._rung or not will_ring(pid):
+            return False
+        return time.monotonic() - self._expected.setdefault(identity, time.monotonic()) < RING_S
 
     def _see_pythons(self) -> None:
         """Notes how the first Python processes were started: whether a launcher has dropped what we had set."""
@@ -648,6 +659,7 @@ class LivePass:
             if word == "open":
                 self._in_window.add(pid)
             if word == "python":  # it waits in its start-up: the tools that want to be there from the start attach now
+                self._rung.add(pid)
                 self._attach_to_pythons()
                 self._await_new()
             elif word == "open" and not self.window_opened:

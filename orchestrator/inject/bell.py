@@ -12,7 +12,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable
+    from collections.abc import Callable
 
 WAIT_S = 20.0
 """A profrun that has died must not stop the program for ever."""

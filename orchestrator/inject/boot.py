@@ -22,7 +22,7 @@ RANKS = (
 )  # fmt: skip
 """As in launching.py."""
 SHOWN = ("PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
-_HELD = "PROFRUN_HELD"
+HELD = "PROFRUNHELD"
 _PR_SET_PTRACER = 0x59616D61
 
 settings: dict[str, Any] = {}
@@ -51,8 +51,8 @@ def start(path: str | None = None) -> None:
             diary.trouble(part, error)
     os.register_at_fork(after_in_child=_forked)
     atexit.register(_end)  # the first to be registered is the last to run: after all of the program's own
-    if settings.get("hold") and _HELD not in os.environ:
-        os.environ[_HELD] = "1"  # what this one starts is followed through it
+    if settings.get("hold") and HELD not in os.environ:
+        os.environ[HELD] = "1"  # what this one starts is followed through it
         bell.ring("python")
 
 

@@ -231,7 +231,7 @@ def uid(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 def test_a_target_that_was_too_short(failures: Path) -> None:
     """D30. Nothing at all is said where it had ended before profrun saw it."""
-    for log in ((failures / "ended.log").read_text(), ""):
+    for log in ((failures / "ended.log").read_text(), "\nasked to end"):
         assert meaning(launch(), log) == ("empty", "it had ended before py-spy could attach")
         timed = launch(replace(JOB, duration_s=0.02))
         assert meaning(timed, log) == ("empty", "target ran 20 ms: it had ended before py-spy could attach")
@@ -239,7 +239,7 @@ def test_a_target_that_was_too_short(failures: Path) -> None:
 
 def test_no_python_at_all(failures: Path) -> None:
     empty = ("empty", "no Python process was found in the target")
-    assert meaning(launch(replace(JOB, target=replace(TARGET, exe="/bin/sh"))), "") == empty
+    assert meaning(launch(replace(JOB, target=replace(TARGET, exe="/bin/sh"))), "\nasked to end") == empty
     assert meaning(launch(replace(JOB, window=Window(1, 1))), (failures / "shell.log").read_text()) == empty
 
 

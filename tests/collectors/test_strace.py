@@ -256,7 +256,11 @@ def test_what_is_to_be_expected_is_said_before_it_runs() -> None:
         ("strace: Can't fopen '/nonexist/x': No such file or directory\n", "tool_failed", "Can't fopen '/nonexist/x'"),
         ("strace: invalid system call 'x'\n", "tool_failed", "strace: invalid system call 'x'"),
         ("strace: Process 7 attached\nstrace: Process 7 detached\n", "empty", "no system call of the chosen classes"),
-        ("strace: Process 7 attached\nstrace: Process 8 attached\n", "tool_failed", "before 6.7 it hangs"),
+        (
+            "strace: Process 7 attached\nstrace: Process 8 attached\nkilled after 10 s",
+            "tool_failed",
+            "before 6.7 it hangs",
+        ),
     ],
 )
 def test_words_without_a_file_tell_the_status(said: str, status: str, reason: str) -> None:

@@ -77,7 +77,7 @@ def parsed(folder: Path, *facts: dict[str, Any]) -> Parsed:
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        ((), "no Python process with torch came to its end in the target, or it could not write"),
+        ((), "nothing was recorded: no Python process with torch came to its end in the target, or it could not write"),
         (
             ({"recorded": False, "why": "never", "steps": 4},),
             "the target ended after 4 steps, before the window opened",
