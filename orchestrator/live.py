@@ -241,8 +241,9 @@ class LivePass:
         """Whether a tool that becomes the target has been seen to have done so."""
         self._pythons: set[tuple[int, ...]] = set()
         self._expected: dict[tuple[int, ...], float] = {}
-        """The Pythons that are to ring before tools come, by when each was seen first; those that have, by their pid."""
+        """When each Python was seen first that is to ring before tools come."""
         self._rung: set[int] = set()
+        """The pids of those that have."""
         self._before: set[int] = set()
         self._relays: list[Relay] = []
         self.window_opened = False
@@ -572,13 +573,15 @@ class LivePass:
 
     def _watch_start(self) -> None:
         """A tool that becomes the target itself (strace -DD) does so within milliseconds, or hangs."""
-        if self.started is None or self._began_target or self.is_wrapped() or not any(m.wrap for m in self.members):
+        if self._began_target or self.is_wrapped() or not any(m.wrap for m in self.members):
+            return
+        if self.started is None or not self.started.executing():
             return
         argv = process.argv_of(self.started.pid)
         wraps = self._is_around(argv)
         self._began_target = bool(argv) and not wraps
-        if wraps and self._ladder is None and self._elapsed_s() > UNSEEN_S:
-            self._stop_tool(f"the tool had not started the target after {UNSEEN_S:g} s")
+        if wraps and self._ladder is None and self._elapsed_s() > self._unseen_limit_s():
+            self._stop_tool(f"the tool had not started the target after {self._elapsed_s():.0f} s")
 
     def _unseen_limit_s(self) -> float:
         """After what time a target that was never seen under its tool has ended before the first look."""
@@ -628,7 +631,7 @@ class LivePass:
                 break
 
     def _is_expected(self, pid: int, identity: tuple[int, ...]) -> bool:
-        """Whether it will ring as soon as it can be looked into: a tool that came earlier would find no Python in it."""
+        """Whether it will ring as soon as it can be looked into: a tool that comes earlier finds no Python in it."""
         if self.inside is None or pid in self._rung or not will_ring(pid):
             return False
         return time.monotonic() - self._expected.setdefault(identity, time.monotonic()) < RING_S

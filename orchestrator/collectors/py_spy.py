@@ -137,7 +137,7 @@ class PySpy(Collector):
                 Expect("gil", "gil.*", "folded", required=False),
                 Expect("log", "*.log", "text", required=False),
             ),
-            signs=_signs(when, job),
+            signs=(*(_TRACED if self.native or not (self.nonblocking or why_spared) else ()), *_signs(when, job)),
             notes=tuple(self._notes_before(job, why_spared)),
         )
 
@@ -201,6 +201,16 @@ class PySpy(Collector):
         return Parsed(tables, tuple(quality.notes()), status, reason)
 
 
+_TRACED = (
+    Sign(
+        r"is traced by \d+ \((.+)\)",
+        "blocked",
+        "{0} traces the target, and a process has one tracer at a time: set nonblocking: true, or leave {0} out",
+    ),
+)
+"""Why a py-spy that stops the target for each sample has left no file, before all other reasons."""
+
+
 def _signs(when: When, job: Job) -> tuple[Sign, ...]:
     """What py-spy's messages mean when it has left no file, the most telling first."""
     version = job.tool.version or "of this version"
@@ -211,11 +221,6 @@ def _signs(when: When, job: Job) -> tuple[Sign, ...]:
     known = when == "python"  # profrun itself has seen that it is Python
     is_python = Path(job.target.exe).name.startswith("python")
     return (
-        Sign(
-            r"is traced by \d+ \((.+)\)",
-            "blocked",
-            "{0} traces the target, and a process has one tracer at a time: set nonblocking: true, or leave {0} out",
-        ),
         Sign(
             "can't be looked at: Permission denied|Permission Denied: Try running again",
             "blocked",

@@ -23,16 +23,9 @@ def main() -> int:
     chosen = [name for name in runs.ALL if re.search(options.pattern, name)]
     absent = {name: lacks for name in chosen if (lacks := runs.absent(runs.ALL[name]))}
     folder = Path(tempfile.mkdtemp(prefix="profrun-faults-"))
-    told = 0
-
-    def seen(_name: str, _row: object) -> None:
-        nonlocal told
-        told += 1
-        print(f"\r{told} of {len(chosen) - len(absent)}", end="", file=sys.stderr, flush=True)
-
-    found = runs.rows([name for name in chosen if name not in absent], folder, options.jobs, seen)
-    print(file=sys.stderr)
-    print(runs.table(found))
+    able = [name for name in chosen if name not in absent]
+    found = runs.rows(able, folder, options.jobs, lambda name, row: print(runs.shown(name, row), flush=True))
+    print(runs.sums(found))
     for name, lacks in absent.items():
         print(f"not run, for want of {', '.join(lacks)}: {name}")
     if runs.kept(folder):

@@ -112,9 +112,6 @@ AROUND = (
         also=both(put_back, not_started),
     ),
     fault(
-        "INT while the machine is put back", in_undo(INT), 130, "interrupted by SIGINT", {"timing": "ok"}, also=put_back
-    ),
-    fault(
         "TERM twice while the machine is put back",
         in_undo(TERM, TERM),
         143,
@@ -178,14 +175,6 @@ PASSES = (
         lambda place: in_pass("p01", INT)(place, TIMING, STRACE),
         130,
         "interrupted by SIGINT",
-        {"timing": "cancelled", **LATER},
-        also=put_back,
-    ),
-    fault(
-        "TERM in the bare pass",
-        lambda place: in_pass("p01", TERM)(place, TIMING, STRACE),
-        143,
-        "interrupted by SIGTERM",
         {"timing": "cancelled", **LATER},
         also=put_back,
     ),
@@ -370,7 +359,7 @@ DEAD = (
         "rebuilt; the run had ended in exit 137",
         {"timing": "ok"},
         ("py-spy",),
-        also=restored_once,
+        also=put_back,
     ),
     fault(
         "KILL in the strace pass",
@@ -379,7 +368,7 @@ DEAD = (
         "rebuilt; the run had ended in exit 137",
         {"timing": "ok"},
         ("strace",),
-        also=restored_once,
+        also=put_back,
     ),
     fault(
         "KILL in the nsys pass",
@@ -388,7 +377,7 @@ DEAD = (
         "rebuilt; the run had ended in exit 137",
         {"timing": "ok", "strace": "ok"},
         ("strace", "nsys"),
-        also=restored_once,
+        also=put_back,
     ),
     fault(
         "KILL while nsys writes",
@@ -397,7 +386,7 @@ DEAD = (
         "rebuilt; the run had ended in exit 137",
         {"timing": "ok", "strace": "ok"},
         ("strace",),
-        also=restored_once,
+        also=put_back,
     ),
     fault(
         "KILL while the machine is put back",

@@ -64,13 +64,17 @@ def shown(name: str, found: Row) -> str:
     return "\n".join([*lines, *(f"{'':15} WRONG {wrong}" for wrong in found.wrong)])
 
 
-def table(found: dict[str, Row]) -> str:
-    """All rows in the order of the matrix, and their sum."""
-    wrong = [name for name in found if found[name].wrong]
+def sums(found: dict[str, Row]) -> str:
+    """All rows in one line, and the wrong ones."""
+    wrong = [f"WRONG: {name}" for name in ALL if name in found and found[name].wrong]
     slowest = max(found, key=lambda name: found[name].took_s, default=None)
-    sums = [f"{len(found)} faults, {len(wrong)} wrong"]
-    sums += [f"the slowest took {found[slowest].took_s:.1f} s: {slowest}"] if slowest else []
-    return "\n".join([*(shown(name, found[name]) for name in ALL if name in found), "; ".join(sums)])
+    told = f"; the slowest took {found[slowest].took_s:.1f} s: {slowest}" if slowest else ""
+    return "\n".join([f"{len(found)} faults, {len(wrong)} wrong{told}", *wrong])
+
+
+def table(found: dict[str, Row]) -> str:
+    """All rows, in the order of the matrix."""
+    return "\n".join([*(shown(name, found[name]) for name in ALL if name in found), sums(found)])
 
 
 def kept(folder: Path) -> bool:

@@ -247,11 +247,11 @@ ENDING = (
     ),
     fault(
         "is over at once",
-        shell(":", TIMING, PY_SPY, STRACE, NSYS),
+        shell(":", TIMING, PY_SPY, STRACE),
         0,
         "no Python process was found",
-        {**BOTH, "nsys": ("ok", "empty"), "py-spy": "empty"},
-        ("strace", "py-spy", "nsys"),
+        {**BOTH, "py-spy": "empty"},
+        ("strace", "py-spy"),
     ),
 )
 
@@ -388,10 +388,10 @@ BEHAVING = (
     ),
     fault(
         "closes all descriptors",
-        program(CLOSES.format("os.closerange(0, 65536); os._exit(0)"), TIMING, STRACE, NSYS),
+        program(CLOSES.format("os.closerange(0, 65536); os._exit(0)"), *TRACED),
         0,
         ALL_WELL,
-        {**BOTH, "nsys": ("ok", "empty")},
+        BOTH,
         ("strace", "nsys"),
         also=lambda place, result: kept(result, "before"),
     ),

@@ -169,22 +169,16 @@ MISSING = (
            needs=("strace",)),
     broken("nsys", "is for another processor", OTHER_MACHINE, "bin/nsys can't be started: Exec format error", "skipped",
            prepare=instead),
-    broken("py-spy", "is for another processor", OTHER_MACHINE, "bin/py-spy can't be started: Exec format error",
-           "skipped", prepare=instead),
     broken("perf", "needs an interpreter that is not there", "#!/nowhere/sh\n", "bin/perf can't be started", "skipped",
            prepare=instead),
     broken("nsys", "is deleted after the check", '#!/bin/sh\nrm -f "$0"\nexec REAL "$@"\n',
            "the tool around the target could not be started: .*bin/nsys", prepare=instead),
-    broken("strace", "is deleted after the check", '#!/bin/sh\nrm -f "$0"\nexec REAL "$@"\n',
-           "bin/strace can't be started: No such file", item=TRACE, prepare=instead),
     broken("strace", "hangs when asked for its version", UNANSWERED.format("exec sleep 600"),
            "bin/strace does not tell its version: no answer in 10 s", "ok", item=TRACE, prepare=instead),
     broken("py-spy", "hangs when asked for its version", UNANSWERED.format("trap '' INT TERM; exec sleep 600"),
            "bin/py-spy does not tell what it can: no answer in 10 s", "skipped", prepare=instead),
     broken("strace", "has an unknown version and unknown options", UNANSWERED.format("echo 'strace -- x.y'; exit 1"),
            "profrun: ok", "ok", prepare=instead),
-    broken("nsys", "has an unknown version and unknown options", UNANSWERED.format("echo nsys; exit 0"), "profrun: ok",
-           "ok", prepare=instead),
     broken("py-spy", "is too old", UNANSWERED.format("echo py-spy 0.1.0; exit 0"), "upgrade", "skipped",
            prepare=instead),
     broken("perf", "is not the running kernel's", "#!/bin/sh\necho 'E: linux-perf-6.1 is not installed.' >&2; exit 1\n",
@@ -203,13 +197,13 @@ AT_START = (
     broken("strace", "exits 1 at its start", "echo 'strace: out of luck' >&2; exit 1", "out of luck; .* exit 1",
            item=TRACE, formats="[html, markdown]"),
     broken("strace", "never attaches", STUCK, "had not attached after 10 s", item=TRACE),
-    broken("strace", "around the target never starts it", DEAF + LOOPS, "had not started the target after 10 s"),
-    broken("perf", "crashes at its start", "kill -SEGV $$", "perf: tool_failed .* killed by SIGSEGV"),
+    broken("strace", "around the target never starts it", DEAF + LOOPS, "had not started the target after .* s: it was stopped",
+           target=("sleep", "0.3")),
     broken("py-spy", "crashes at its start", "kill -SEGV $$", "py-spy: tool_failed .* killed by SIGSEGV"),
     broken("py-spy", "never attaches and can't be asked to end", DEAF + STUCK, "had not attached.*killed after 10 s"),
     broken("nsys", "crashes at its start", "kill -SEGV $$", "nsys: tool_failed .* killed by SIGSEGV"),
     broken("nsys", "hangs at its start and can't be asked to end", DEAF + STUCK, "the target was never seen",
-           item="{use: nsys, flush: 1s}"),
+           item="{use: nsys, flush: 1s}", target=("sleep", "0.3")),
     broken("ncu", "exits 1 without starting the target", "exit 1", "it said nothing; .* exit 1", formats="[html]"),
 )  # fmt: skip
 
@@ -219,8 +213,6 @@ WHILE_IT_RUNS = (
     broken("strace", "around the target is killed while it runs",
            f"( {AMID}; kill -9 $(awk '/TracerPid/ {{print $2}}' /proc/$$/status) ) & exec \"$real\" \"$@\"",
            "strace: tool_failed .* killed by SIG"),
-    broken("perf", "is killed while the target runs", f'( {AMID}; kill -9 $$ ) & exec "$real" "$@"',
-           "killed by SIGKILL while the target ran; it left no data"),
     broken("py-spy", "is killed while the target runs", f'( {AMID}; kill -9 $$ ) & exec "$real" "$@"',
            "killed by SIGKILL while the target ran; it left no data"),
     broken("nsys", "is killed while the target runs", f'( {AMID}; {AMID}; kill -9 $$ ) & exec "$real" "$@"',
@@ -249,7 +241,6 @@ AT_END = (
     broken("ncu", "does not end after the target", f'"$real" "$@"\n{DEAF}{STUCK}', "after the target: it was stopped",
            USABLE, item="{use: ncu, flush: 2s}"),
     broken("nsys", "crashes after the target", '"$real" "$@"; rm -f "$out".*; kill -ABRT $$', "SIGABRT"),
-    broken("strace", "exits 0 and leaves nothing", '"$real" "$@"; rm -f "$out"', "left no trace.log", item=TRACE),
     broken("nsys", "exits 0 and leaves nothing", '"$real" "$@" >/dev/null; rm -f "$out".*', "left no report.nsys-rep"),
     broken("py-spy", "exits 1 with a good file", '"$real" "$@"; exit 1', "profrun: ok", "ok"),
 )  # fmt: skip
@@ -261,8 +252,7 @@ FLOOD = "head -c 1000000000 /dev/zero >&2"
 
 WRITES = (
     broken("strace", "writes garbage", f'{GARBAGE} >"$out"', "is no strace log", "unreadable", item=TRACE),
-    broken("perf", "writes garbage", f'{GARBAGE} >"$out"', "holds no counters", "unreadable", formats="[html]"),
-    broken("py-spy", "writes garbage", f'{GARBAGE} >"$out"', "holds no stacks", "unreadable"),
+    broken("py-spy", "writes garbage", f'{GARBAGE} >"$out"', "holds no stacks", "unreadable", formats="[html]"),
     broken("nsys", "writes garbage", f'"$real" "$@"; rm -f "$out".*; {GARBAGE} >"$out.nsys-rep"',
            "left no report.sqlite"),
     broken("ncu", "writes garbage", f'"$real" "$@"; {GARBAGE} >"$out.ncu-rep"', "is no report of ncu", "unreadable"),
@@ -276,7 +266,6 @@ WRITES = (
            prepare=lambda place, tool, text: (fake(place, tool, text), importer(place))),
     broken("strace", "writes more than its cap", 'exec "$real" "$@"', "size or time limit", "degraded",
            item="{use: strace, mode: trace, size_cap: 1kB}"),
-    broken("strace", "prints 1 GB", f'{FLOOD}; exec "$real" "$@"', "profrun: ok", "ok", item=TRACE),
     broken("py-spy", "prints 1 GB", f'{FLOOD}; exec "$real" "$@"', "profrun: ok", "ok"),
     broken("perf", "prints what is no UTF-8", r"printf 'Error:\n\377\376 b\303\244d \200 \033[31mred\n' >&2; exit 1",
            r"perf: .* bäd . \\x1b\[31mred"),
@@ -340,7 +329,6 @@ DRIVER = (
             "{use: monitor, interval: 50ms, size_cap: 1kB}"),
     smi("hangs", DEAF + STUCK, "profrun: ok"),
     smi("hangs, and a GPU is wanted", DEAF + STUCK, "no GPU", "degraded", item="{use: monitor, gpus: true, flush: 1s}"),
-    smi("crashes", "kill -SEGV $$", "profrun: ok"),
     smi("prints garbage", f"{GARBAGE}; exit 0", "profrun: ok"),
     smi("does not fit its driver", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18",
         "gpu_clocks", more=CLOCKS.format("warn")),
@@ -349,7 +337,7 @@ DRIVER = (
 # ---------------------------------------------------------------- torch.profiler, inside the target
 
 STEPPING = f"""{LIGHT}
-import glob, os, shutil, torch
+import os, torch
 def luckless(*_, **__): raise RuntimeError("out of luck")
 {{before}}
 model = torch.nn.Linear(4, 4)
@@ -380,8 +368,6 @@ TORCH = (
           before="torch.profiler.profile.start = luckless"),
     torch("can't save", "could not save its trace: RuntimeError: out of luck", "tool_failed",
           before="torch.profiler.profile.export_chrome_trace = luckless"),
-    torch("loses its folder", "torch", "empty",
-          each="[shutil.rmtree(f) for f in glob.glob(os.environ['TMPDIR'] + '/profrun-*/p02.1/p02-torch')]"),
     torch("dies with its target", "failed only under torch: killed by SIGKILL", "tool_failed",
           each="step == 10 and os.kill(os.getpid(), 9)"),
 )  # fmt: skip
