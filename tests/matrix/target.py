@@ -392,7 +392,7 @@ BEHAVING = (
         0,
         ALL_WELL,
         BOTH,
-        ("strace", "nsys"),
+        ("strace",),
         also=lambda place, result: kept(result, "before"),
     ),
     fault(
