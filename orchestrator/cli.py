@@ -33,6 +33,7 @@ Options of a run (all of them: profrun run --help):
   --into RUN        add to an existing report           --keep-going       also after a bare run that failed
   --json            summary on stdout                   --strict           warnings are failures
   -q, --quiet       verdict and report's path only      -v, --verbose      the command's output in every pass
+  --auto-passes     split collectors that can't share a pass
   --wait [10m]      for another run that holds the same GPU or CPU settings
   --verify-repeatable   run the bare program twice; name the first training step that differs
 

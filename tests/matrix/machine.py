@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from cli import Result, command
+from cli import Result
 from matrix.running import (
     LATEST,
     PY_SPY,
@@ -31,7 +33,6 @@ from waiting import LIMIT_S
 ALL_WELL = "(?m)^profrun: ok$"
 BOTH = {"timing": "ok", "strace": "ok"}
 TRACED = (TIMING, STRACE)
-PAGE = "{formats: [html]}"
 
 # ---------------------------------------------------------------- disks
 
@@ -90,7 +91,10 @@ def filled_at(name: str) -> Callable[[Place], Result]:
 
     def inject(place: Place) -> Result:
         line = fills("reports")
-        return patched(place, at_write(name, f"os.system({line!r})"), "echo", "printed", collectors=TRACED, report=PAGE)
+        report = f"{{formats: {['html'] if name == 'index.html' else []}}}"
+        return patched(
+            place, at_write(name, f"os.system({line!r})"), "echo", "printed", collectors=TRACED, report=report
+        )
 
     return inject
 
@@ -98,17 +102,11 @@ def filled_at(name: str) -> Callable[[Place], Result]:
 def advised(place: Place, result: Result) -> Result:
     """Does what the user was told to do, once there is room again; what the run had said and ended in stays."""
     assert ", then: " in result.stderr, result.stderr
-    advice = result.stderr.split(", then: ")[1].splitlines()[0]
-    profrun = " ".join(command("report"))
-    done = subprocess.run(
-        ["bash", "-c", advice.replace("profrun report", profrun)],
-        cwd=place.folder,
-        env=place.env(),
-        text=True,
-        capture_output=True,
-        timeout=LIMIT_S,
-    )
-    assert done.returncode == 0, f"{advice}: {done.stderr}"
+    *first, (_, *words) = map(shlex.split, result.stderr.split(", then: ")[1].splitlines()[0].split(" && "))
+    for line in first:
+        subprocess.run(line, cwd=place.folder, check=True)
+    done = place.profrun(*words)
+    assert done.code == 0, done.stderr
     for scratch in place.tmp.glob("profrun-*"):
         assert str(scratch) in result.stderr, f"nobody told of {scratch}: {result.stderr}"
         shutil.rmtree(scratch)
@@ -154,6 +152,23 @@ def unchanged(place: Place, _: Result) -> list[str]:
 
 
 DISKS = (
+    fault(
+        "a quota",
+        lambda place: advised(place, patched(place, refused("EDQUOT"), "true")),
+        4,
+        "can't be finished\n.*Disk quota exceeded",
+        report=False,
+    ),
+    fault(
+        "a disk with a fault",
+        lambda place: advised(place, patched(place, refused("EIO"), "true")),
+        4,
+        "can't be finished\n.*Input/output error",
+        report=False,
+    ),
+)
+
+MOUNTED = (
     fault(
         "the report's disk is full",
         with_disk("reports", "1m", lambda place: ran(place, "touch", "started")),
@@ -226,20 +241,6 @@ DISKS = (
         report=False,
     ),
     fault(
-        "a quota",
-        lambda place: advised(place, patched(place, refused("EDQUOT"), "true")),
-        4,
-        "can't be finished\n.*Disk quota exceeded",
-        report=False,
-    ),
-    fault(
-        "a disk with a fault",
-        lambda place: advised(place, patched(place, refused("EIO"), "true")),
-        4,
-        "can't be finished\n.*Input/output error",
-        report=False,
-    ),
-    fault(
         "the report's place is read-only",
         read_only("reports"),
         3,
@@ -261,7 +262,8 @@ def within(
 
     def inject(place: Place) -> Result:
         spelled = {name: text.replace("FOLDER", str(place.folder)) if text else text for name, text in changes.items()}
-        return place.profrun(planned(place, *collectors, report=PAGE), "--", *target, **spelled)
+        report = f"{{formats: {['html'] if 'LC_ALL' in changes else []}}}"
+        return place.profrun(planned(place, *collectors, report=report), "--", *target, **spelled)
 
     return inject
 
@@ -331,7 +333,7 @@ CLOCK = Path(__file__).with_name("clock.c")
 def jumping(place: Place) -> Result:
     library = place.folder / "clock.so"
     subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, CLOCK], check=True, capture_output=True)
-    plan = planned(place, "{use: timing, warmup: 0, repeats: 3}", PY_SPY, STRACE, "{use: monitor}")
+    plan = planned(place, TIMING, PY_SPY, STRACE, "{use: monitor}")
     return place.profrun(plan, "--", *python(place, BUSY), LD_PRELOAD=str(library))
 
 
@@ -398,13 +400,7 @@ def reused(place: Place) -> Result:
     return Result(done.returncode, done.stdout, said, place.folder)
 
 
-PROC = (
-    fault(
-        "/proc hides others' processes", apart("mount -t proc -o hidepid=2 proc /proc"), 0, ALL_WELL, BOTH, ("strace",)
-    ),
-    fault(
-        "no /proc", apart("mount -t tmpfs none /proc"), 3, "there is no /proc here\n.*\n.*mount -t proc", report=False
-    ),
+CLOCKS = (
     fault(
         "the wall clock jumps",
         jumping,
@@ -413,6 +409,15 @@ PROC = (
         {**BOTH, "py-spy": "ok", "monitor": "ok"},
         ("strace", "py-spy", "cc"),
         also=steady,
+    ),
+)
+
+PROC = (
+    fault(
+        "/proc hides others' processes", apart("mount -t proc -o hidepid=2 proc /proc"), 0, ALL_WELL, BOTH, ("strace",)
+    ),
+    fault(
+        "no /proc", apart("mount -t tmpfs none /proc"), 3, "there is no /proc here\n.*\n.*mount -t proc", report=False
     ),
     fault(
         "the process's number is another's in the second pass",
@@ -494,4 +499,11 @@ OTHERS = (
     ),
 )
 
-FAULTS: tuple[Fault, ...] = (*DISKS, *ENVIRONMENTS, *PROC, *OTHERS)
+
+def may_mount() -> bool:
+    """Whether disks and other things can be put into place here: root can, outside of most containers."""
+    words = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return os.geteuid() == 0 and subprocess.run(words, capture_output=True).returncode == 0
+
+
+FAULTS: tuple[Fault, ...] = (*DISKS, *ENVIRONMENTS, *CLOCKS, *OTHERS, *((*MOUNTED, *PROC) if may_mount() else ()))

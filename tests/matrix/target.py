@@ -415,6 +415,18 @@ BEHAVING = (
     ),
     fault("may not be dumped", program(prctl("4", "0"), *WATCHED), 0, ALL_WELL, SEEN, ("strace", "py-spy"), also=done),
     fault(
+        "takes limits and a mask of its own",
+        program(LIMITS + "import os; os.umask(0o777)\n" + BUSY + "print('done')", *WATCHED),
+        0,
+        ALL_WELL,
+        SEEN,
+        ("strace", "py-spy"),
+        also=done,
+    ),
+)
+
+AS_ROOT = (
+    fault(
         "becomes another user",
         program("import os; os.setuid(65534)\n" + BUSY + "print('done')", *WATCHED),
         0,
@@ -432,15 +444,6 @@ BEHAVING = (
         124,
         "ended by its time-out",
         {"timing": "timed_out"},
-    ),
-    fault(
-        "takes limits and a mask of its own",
-        program(LIMITS + "import os; os.umask(0o777)\n" + BUSY + "print('done')", *WATCHED),
-        0,
-        ALL_WELL,
-        SEEN,
-        ("strace", "py-spy"),
-        also=done,
     ),
 )
 
@@ -491,4 +494,11 @@ AROUND = (
     ),
 )
 
-FAULTS: tuple[Fault, ...] = (*STARTING, *ENDING, *BEGINNING, *BEHAVING, *AROUND)
+FAULTS: tuple[Fault, ...] = (
+    *STARTING,
+    *ENDING,
+    *BEGINNING,
+    *BEHAVING,
+    *AROUND,
+    *(AS_ROOT if os.geteuid() == 0 else ()),
+)

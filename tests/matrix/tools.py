@@ -130,6 +130,14 @@ UNANSWERED = '#!/bin/sh\ncase $* in -V | --version | -h | *--help) {} ;; esac\ne
 HIDDEN = ("strace", "perf", "py-spy", "nsys", "ncu")
 
 
+UNSHARED = ("unshare", "-m", *(() if os.geteuid() == 0 else ("-r",)))
+
+
+def may_hide() -> bool:
+    """Whether we may mount something over the tools: not in every container."""
+    return bool(shutil.which("unshare")) and subprocess.run([*UNSHARED, "true"], capture_output=True).returncode == 0
+
+
 def without_tools(place: Place) -> Result:
     """In a mount namespace in which an empty file lies over each tool."""
     empty = place.folder / "empty"
@@ -137,7 +145,7 @@ def without_tools(place: Place) -> Result:
     paths = [real(tool) for tool in HIDDEN if Path(real(tool)).is_absolute()]
     hide = "; ".join(f"mount --bind {empty} {shlex.quote(path)}" for path in paths)
     words = command(plan(place, TIMING, *ITEMS.values(), MONITOR), "--", *SHELL)
-    line = ["unshare", "-m", *([] if os.geteuid() == 0 else ["-r"]), "sh", "-c", f'{hide}; exec "$@"', "sh", *words]
+    line = [*UNSHARED, "sh", "-c", f'{hide}; exec "$@"', "sh", *words]
     done = subprocess.run(line, cwd=place.folder, env=place.env(), capture_output=True, text=True, timeout=LIMIT_S)
     return Result(done.returncode, done.stdout, done.stderr, place.folder)
 
@@ -156,11 +164,13 @@ def given(text: str | None, name: str = "tool") -> Prepare:
     return prepare
 
 
-MISSING = (
+HIDING = (
     Fault(
         "no tool is there", without_tools, 4, "strace was not found",
         {"timing": "ok", "monitor": "ok", **dict.fromkeys(HIDDEN, "skipped")}, ("unshare",),
     ),
+)  # fmt: skip
+MISSING = (
     Fault("the only tool is missing", alone("{use: strace}", "tools: {strace: /nowhere/strace}"), 3,
           "tools.strace is /nowhere/strace, which is no program", report=False),
     faulty("the plan's strace is not executable", TRACE, given("#!/bin/sh\n"), "which is no program", "skipped",
@@ -372,4 +382,14 @@ TORCH = (
           each="step == 10 and os.kill(os.getpid(), 9)"),
 )  # fmt: skip
 
-FAULTS: list[Fault] = [*MISSING, *AT_START, *WHILE_IT_RUNS, *AT_END, *WRITES, *REFUSALS, *DRIVER, *TORCH]
+FAULTS: list[Fault] = [
+    *(HIDING if may_hide() else ()),
+    *MISSING,
+    *AT_START,
+    *WHILE_IT_RUNS,
+    *AT_END,
+    *WRITES,
+    *REFUSALS,
+    *DRIVER,
+    *TORCH,
+]

@@ -81,11 +81,14 @@ class Row:
     took_s: float = 0.0
 
     def words(self) -> str:
-        """What the user saw last: how the run ended, and why."""
+        """What the user saw: the line that tells of the fault, and the last one, how the run ended and why."""
         if self.result is None:
             return "nothing"
         said = self.result.stderr
-        return said[message.start() :].strip() if (message := _message(said)) else said.strip().rpartition("\n")[2]
+        last = said[message.start() :].strip() if (message := _message(said)) else said.strip().rpartition("\n")[2]
+        told = (line.strip() for line in said.splitlines() if re.search(self.fault.says, line))
+        first = next(told, "") if self.fault.says else ""
+        return last if first in last else f"{first}\n{last}"
 
 
 def tried(fault: Fault, folder: Path) -> Row:

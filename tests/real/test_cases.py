@@ -365,7 +365,7 @@ def test_a_process_that_has_started_profrun_is_looked_at_without_it(tmp_path: Pa
     assert "has started profrun" in done.stderr
 
 
-@pytest.mark.tool("py-spy", "strace")
+@pytest.mark.tool("py-spy", "strace", "perf")
 def test_a_process_that_ends_while_it_is_looked_at(tmp_path: Path) -> None:
     lives_until_py_spy_has_come = """
     import os
@@ -378,7 +378,7 @@ def test_a_process_that_ends_while_it_is_looked_at(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, python(tmp_path, lives_until_py_spy_has_come)], env=env) as running:
         result = profrun("attach", "--pid", str(running.pid), "--duration", "10m", cwd=tmp_path)
     assert result.code == 0
-    assert result.statuses() == {"py-spy": "ok", "strace": "empty"}
+    assert result.statuses() == {"py-spy": "ok", "monitor": "ok", "perf": "empty", "strace": "empty"}
     assert "had ended before this pass" in result.captures()["strace"]["reason"]
 
 
@@ -395,7 +395,7 @@ def test_tools_end_when_asked_though_profrun_runs_in_the_background_of_a_script(
     assert not any("killed" in note for note in Result(0, done.stdout, "", tmp_path).captures()["py-spy"]["notes"])
 
 
-@pytest.mark.tool("py-spy", "strace")
+@pytest.mark.tool("py-spy", "strace", "perf")
 def test_a_running_process_is_looked_at_and_left_alone(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, python(tmp_path, "while True: spin(0.01); open(__file__).close()")]
@@ -407,5 +407,7 @@ def test_a_running_process_is_looked_at_and_left_alone(tmp_path: Path) -> None:
         until(lambda: state(running.pid) in "RS")
         running.kill()
     assert result.code == 0
-    assert result.statuses() == {"py-spy": "ok", "strace": "ok"}
+    found = result.statuses()
+    assert found.pop("strace") in ("ok", "skipped"), "what opens a file a hundred times a second may be too slow for it"
+    assert found == {"py-spy": "ok", "monitor": "ok", "perf": "ok"}
     assert "spin" in functions(result)
