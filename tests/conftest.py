@@ -40,14 +40,10 @@ def golden() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test of real tools and programs runs once more before it fails: they come late on a busy machine. -ra tells.
-
-    Those of tests/real run one after the other, as they look at the whole machine; all others run beside them."""
+    """A test of real tools and programs runs once more before it fails: they come late on a busy machine. -ra tells."""
     for item in items:
-        real = "real" in item.path.parts
-        if real or item.get_closest_marker("tool"):
+        if item.get_closest_marker("tool") or "real" in item.path.parts:
             item.add_marker(pytest.mark.flaky(reruns=1))
-        item.add_marker(pytest.mark.xdist_group("real" if real else str(item.path)))
 
 
 def find_tool(name: str) -> str | None:
