@@ -122,7 +122,8 @@ class Monitor(Collector):
         ranks = {one.pid: one.rank for one in run.attached} if run else {}
         found = read_samples(path, capture.started_ns, capture.ended_ns, run.pid if run else None, ranks)
         if not len(found.table):
-            return Parsed((), found.notes, "empty", "it ended before the first reading")
+            why = "no reading lies within the run: it was too short, or the wall clock was set meanwhile"
+            return Parsed((), found.notes, "empty", why)
         if found.damage:
             return Parsed((found.table,), found.notes, "degraded", found.damage, metrics=found.metrics)
         if self.gpus is True and not found.gpus:
