@@ -43,8 +43,9 @@ class Result:
         return {name: capture["status"] for name, capture in self.captures().items()}
 
 
-def command(*words: str | Path) -> list[str]:
-    return [sys.executable, *_measured(), "-m", "orchestrator", *map(str, words)]
+def command(*words: str | Path, measured: bool = True) -> list[str]:
+    """The command line of profrun; `measured`: with its coverage, where that of the tests is measured."""
+    return [sys.executable, *(_measured() if measured else []), "-m", "orchestrator", *map(str, words)]
 
 
 def _measured() -> list[str]:

@@ -47,7 +47,8 @@ def shelled(
 ) -> Result:
     """bash runs `line`, in which "$@" is profrun with such a plan on this target. The report is the latest one, whoever
     could read profrun's stdout."""
-    words = command(planned(place, *collectors, **more), "--", *target)
+    # coverage would fail by the limits as well, and write its own traceback
+    words = command(planned(place, *collectors, **more), "--", *target, measured=False)
     done = subprocess.run(
         ["bash", "-c", line, "bash", *words], cwd=place.folder, env=place.env(**(env or {})), stdin=subprocess.DEVNULL,
         capture_output=True, text=True, errors="surrogateescape", timeout=LIMIT_S,
