@@ -238,4 +238,4 @@ def test_in_one_pass_with_nsys_it_is_refused(tmp_path: Path) -> None:
     plan = write_plan(tmp_path, f"{{together: [{{use: nsys}}, {FROM}]}}", **FAST)
     result = profrun("check", plan, "--", "true", cwd=tmp_path)
     assert result.code == 2
-    assert "nsys and ncu can't share a pass, as both need cupti" in result.stderr
+    assert "nsys and ncu can't share a pass: each traces the GPU through CUPTI" in result.stderr
