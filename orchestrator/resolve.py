@@ -104,8 +104,8 @@ def attach(plan: Plan, pids: Sequence[int], duration_s: float | None, first_inde
 
 
 def _only_counted(plan: Plan) -> bool:
-    """Whether somebody is to look who sees a part of any process: the monitor, which reads what all may read."""
-    return any(collector.use == "monitor" for group in plan.groups() for collector in group)
+    """Whether nobody is to look but the monitor, which reads what all may read of any process."""
+    return all(collector.use == "monitor" for collector in plan.each_collector())
 
 
 def _window_to_attach(plan: Plan, duration_s: float | None, looks: Sequence[Pass], found: Sequence[Attached]) -> Window:

@@ -260,8 +260,9 @@ def test_runs_that_hold_something_and_runs_that_died_are_named(here: Machine, tm
     live.close()
 
 
-def test_this_machine_is_shown_as_it_is() -> None:
+def test_this_machine_is_shown_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it is: nothing raises, and what is shown is what the kernel says."""
+    monkeypatch.setenv("PROFRUN_STATE", str(tmp_path))  # without what runs of other tests could not undo
     text = knobs.as_text(knobs.collect(Machine()), width=110)
     swappiness = Path("/proc/sys/vm/swappiness").read_text().strip()
     assert any(line.split()[:2] == ["swappiness", swappiness] for line in text.splitlines())
