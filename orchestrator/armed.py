@@ -55,11 +55,8 @@ def arm(
         folder.remove(path)
         raise
     # without it torch.profiler writes its own log among the program's output
-    return Arms(path, {"KINETO_LOG_LEVEL": "6", **_kept(env), **inside.environment(env, path / "settings")})
-
-
-def _kept(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: env[name] for name in ("KINETO_LOG_LEVEL",) if name in env}
+    quiet = {"KINETO_LOG_LEVEL": env.get("KINETO_LOG_LEVEL", "6")}
+    return Arms(path, {**quiet, **inside.environment(env, path / "settings")})
 
 
 def disarm(arms: Arms) -> None:

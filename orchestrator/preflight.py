@@ -106,14 +106,8 @@ def _checks(
     return [obstacle] if obstacle else [*_asked(collector, machine), *taken]
 
 
-_CAPABILITIES = {
-    "py-spy": "SYS_PTRACE", "strace": "SYS_PTRACE", "dumps": "SYS_PTRACE", "perf": "PERFMON", "ncu": "SYS_ADMIN",
-}  # fmt: skip
-
-
 def _wanted_in_a_container(run: Run) -> tuple[str, ...]:
-    wanted = (_CAPABILITIES.get(member.use) for member in run.collectors())
-    return tuple(sorted({one for one in wanted if one}))
+    return tuple(sorted({member.capability for member in run.collectors() if member.capability}))
 
 
 def _about(hurdle: Hurdle) -> Check:

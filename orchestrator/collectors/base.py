@@ -57,6 +57,8 @@ class Collector(BaseModel):
     """Works through profrun's part in the target's Python."""
     can_attach: ClassVar[bool] = True
     """Can look at any process that already runs."""
+    capability: ClassVar[str | None] = None
+    """What a container has to be given for it (capabilities(7), without CAP_); None where nothing."""
     from_afar: ClassVar[bool] = False
     """Says something also of a program that is started elsewhere, by whoever is asked for it, such as in a docker
     container."""

@@ -37,6 +37,7 @@ class Dumps(Collector):
 
     probe: ClassVar[ToolProbe | None] = ToolProbe("py-spy", help_args=("dump", "--help"), install="pip install py-spy")
     claims: ClassVar[frozenset[str]] = frozenset({"ptrace"})
+    capability: ClassVar[str | None] = "SYS_PTRACE"
     purpose: ClassVar[str] = (
         "where each thread of a program that hangs stands, and which rank is missing from a collective"
     )

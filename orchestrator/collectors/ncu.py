@@ -164,6 +164,7 @@ class Ncu(Collector):
         install="apt-get install nsight-compute (Debian: non-free), or https://developer.nvidia.com/nsight-compute",
     )
     claims: ClassVar[frozenset[str]] = frozenset({"cupti", "counters", "nvidia"})
+    capability: ClassVar[str | None] = "SYS_ADMIN"
     purpose: ClassVar[str] = "hardware counters, occupancy and advice for single kernels"
     slowdown: ClassVar[float] = 20.0
     raw_bytes: ClassVar[int] = 16 << 20

@@ -117,6 +117,7 @@ class Perf(Collector):
         features=(("inline", r"--inline\b"), ("lost", "--show-lost-events"), ("ns", r"--ns\b")),
         install=_INSTALL,
     )
+    capability: ClassVar[str | None] = "PERFMON"
     purpose: ClassVar[str] = (
         "events that processor and kernel count; with `mode: syscalls` system calls, with `mode: record` native stacks"
     )

@@ -66,6 +66,7 @@ class PySpy(Collector):
         install="pip install py-spy",
     )
     claims: ClassVar[frozenset[str]] = frozenset({"ptrace"})
+    capability: ClassVar[str | None] = "SYS_PTRACE"
     purpose: ClassVar[str] = "where Python code spends its time, waiting included, by function, thread and process"
     slowdown: ClassVar[float] = 1.05
     raw_bytes: ClassVar[int] = 4 << 20

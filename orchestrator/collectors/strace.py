@@ -108,6 +108,7 @@ class Strace(Collector):
         install="install strace 4.17 or later, such as `sudo apt-get install strace`",
     )
     claims: ClassVar[frozenset[str]] = frozenset({"ptrace"})
+    capability: ClassVar[str | None] = "SYS_PTRACE"
     purpose: ClassVar[str] = "system calls by count, errors, time and class; with `mode: trace` by thread and file"
     slowdown: ClassVar[float] = 3.0
 

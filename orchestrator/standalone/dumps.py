@@ -336,10 +336,10 @@ class Recorder:
 
 
 def _born_s(pid: int) -> float:
-    """When a process was started, in s since the epoch."""
+    """When a process was started, in s since the epoch; infinity where that can't be told, so that no file is its."""
     fields = _fields(f"/proc/{pid}/stat")
-    boot = next((line.split()[1] for line in _text("/proc/stat").splitlines() if line.startswith("btime")), "0")
-    return int(boot) + int(fields[19]) / os.sysconf("SC_CLK_TCK") if len(fields) > 19 else float("inf")
+    boot = next((line.split()[1] for line in _text("/proc/stat").splitlines() if line.startswith("btime")), "inf")
+    return float(boot) + int(fields[19]) / os.sysconf("SC_CLK_TCK") if len(fields) > 19 else float("inf")
 
 
 def recorders(ranks: str) -> list[Recorder]:
