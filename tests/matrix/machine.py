@@ -455,12 +455,13 @@ def ten_at_once(place: Place) -> Result:
 
 
 TERMINAL = """
-import os, pty, sys
+import os, pty, select, sys
 pid, fd = pty.fork()
 if pid == 0:
     os.execv(sys.argv[1], sys.argv[1:])
 while not os.path.exists("up"):
-    os.read(fd, 4096)
+    if select.select([fd], [], [], 0.05)[0]:
+        os.read(fd, 4096)
 os.close(fd)
 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 sys.exit(code if code >= 0 else 128 - code)
