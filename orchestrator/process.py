@@ -316,7 +316,7 @@ def _why(error: BaseException) -> str:
     said, file = error.strerror or str(error), error.filename
     if error.errno == errno.ENOEXEC:
         return f"{said}: {file}; a script's first line names what is to run it, as #!/bin/sh does"
-    if error.errno != errno.ENOENT or not os.path.isfile(file or ""):  # noqa: PTH113
+    if error.errno != errno.ENOENT or not (file and Path(file).is_file()):
         return f"{said}: {file}" if file else said
     with Path(file).open("rb") as script:
         first = script.readline(512)
@@ -706,7 +706,7 @@ def is_of_kernel(pid: int) -> bool:
 def is_readable(pid: int) -> bool:
     """Whether we may know what it executes: what is refused there is refused to the profilers, too."""
     try:
-        os.readlink(_PROC / str(pid) / "exe")  # noqa: PTH115
+        (_PROC / str(pid) / "exe").readlink()
     except PermissionError:
         return False
     except OSError:

@@ -54,7 +54,7 @@ _Process = dict[str, Any]
 
 def _bytes(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:  # noqa: PTH123
+        with open(path, "rb") as file:
             return file.read()
     except OSError:
         return b""
@@ -85,7 +85,7 @@ def environ(pid: int) -> dict[str, str]:
 
 def is_python(pid: int) -> bool:
     try:
-        name = os.path.basename(os.readlink(f"/proc/{pid}/exe"))  # noqa: PTH115, PTH119
+        name = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
     except OSError:
         return False
     return name.startswith(("python", "pypy")) or b"/libpython" in _bytes(f"/proc/{pid}/maps")
@@ -112,7 +112,7 @@ def _cpu_ns(pid: int, tid: str) -> int | None:
 
 def _tids(pid: int) -> list[str]:
     try:
-        return sorted(os.listdir(f"/proc/{pid}/task"), key=int)  # noqa: PTH208
+        return sorted(os.listdir(f"/proc/{pid}/task"), key=int)
     except OSError:
         return []
 
@@ -138,7 +138,7 @@ def _descriptor(pid: int, call: list[str]) -> str | None:
     if len(call) < 2 or not call[0].isdigit() or int(call[0]) not in _WITH_DESCRIPTOR.get(platform.machine(), ()):
         return None
     try:
-        return os.readlink(f"/proc/{pid}/fd/{int(call[1], 16)}")  # noqa: PTH115
+        return os.readlink(f"/proc/{pid}/fd/{int(call[1], 16)}")
     except OSError:
         return None
 
@@ -326,7 +326,7 @@ class Recorder:
             if file is None:
                 continue
             name = f"flight.{self.rank}.pickle"
-            with os.fdopen(file, "rb") as source, open(f"{folder}/{name}", "wb") as copy:  # noqa: PTH123
+            with os.fdopen(file, "rb") as source, open(f"{folder}/{name}", "wb") as copy:
                 written_ns = os.fstat(file).st_mtime_ns
                 shutil.copyfileobj(source, copy)
             fresh = self.asked_ns is not None and written_ns >= self.asked_ns - 10_000_000
@@ -364,9 +364,9 @@ def kept(found: list[Recorder], folder: str) -> list[dict[str, object]]:
 
 def _write(folder: str, name: str, content: object) -> None:
     """All of it or nothing, for whoever reads."""
-    with open(f"{folder}/{name}.part", "w", encoding="utf-8") as file:  # noqa: PTH123
+    with open(f"{folder}/{name}.part", "w", encoding="utf-8") as file:
         json.dump(content, file)
-    os.replace(f"{folder}/{name}.part", f"{folder}/{name}")  # noqa: PTH105
+    os.replace(f"{folder}/{name}.part", f"{folder}/{name}")
 
 
 def main() -> None:
