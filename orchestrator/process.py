@@ -609,7 +609,7 @@ def become_subreaper() -> None:
 def children(pid: int) -> list[int]:
     """The direct children of a process, of all its threads."""
     found: list[int] = []
-    for task in _listdir(_PROC / str(pid) / "task"):
+    for task in names_in(_PROC / str(pid) / "task"):
         with contextlib.suppress(OSError):
             found += map(int, (_PROC / str(pid) / "task" / task / "children").read_text().split())
     return found
@@ -630,7 +630,7 @@ def marked(mark: str) -> list[int]:
     sign = b"\0" + f"{MARKER}={mark}".encode()
     us = os.getpid()
     found = []
-    for name in _listdir(_PROC):
+    for name in names_in(_PROC):
         if name.isdigit() and int(name) != us:
             with contextlib.suppress(OSError):
                 if sign in b"\0" + (_PROC / name / "environ").read_bytes():
@@ -649,7 +649,7 @@ def state(pid: int) -> str | None:
 
 def everybody() -> list[int]:
     """The pids of all processes that can be seen."""
-    return [int(name) for name in _listdir(_PROC) if name.isdigit()]
+    return [int(name) for name in names_in(_PROC) if name.isdigit()]
 
 
 def session(pid: int) -> int | None:
@@ -821,13 +821,14 @@ def is_python(pid: int) -> bool:
 def perf_descriptors(pid: int) -> int:
     """How many perf_event descriptors it holds: perf has attached when there are some."""
     count = 0
-    for fd in _listdir(_PROC / str(pid) / "fd"):
+    for fd in names_in(_PROC / str(pid) / "fd"):
         with contextlib.suppress(OSError):
             count += "perf_event" in os.readlink(_PROC / str(pid) / "fd" / fd)  # noqa: PTH115
     return count
 
 
-def _listdir(path: Path) -> list[str]:
+def names_in(path: Path | str) -> list[str]:
+    """The names in a folder, in no order; none where it is gone, or not ours to read."""
     try:
         return os.listdir(path)  # noqa: PTH208 - names are wanted, and this is asked often
     except OSError:

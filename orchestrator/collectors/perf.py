@@ -167,7 +167,11 @@ class Perf(Collector):
 
     def _counting(self, tool: Tool, machine: Machine, found: list[Check]) -> Iterator[Check]:
         """Counts, and records, a program that does nothing: what is allowed and what exists is proven, not guessed."""
-        if self.mode == "syscalls" and machine.is_root and not any(_names_in(f"{place}/events") for place in _TRACEFS):
+        if (
+            self.mode == "syscalls"
+            and machine.is_root
+            and not any(process.names_in(f"{place}/events") for place in _TRACEFS)
+        ):
             yield self._no_tracepoints("", machine)  # perf would mount tracefs, and leave it there
             return
         answer = process.ask((*_perf(tool), "stat", "-x;", "-e", ",".join(self._counted()), "--", "true"))
@@ -232,7 +236,7 @@ class Perf(Collector):
 
     def _tracepoints(self) -> tuple[str, ...]:
         """The calls one by one: of the usual ones those that this kernel has, as far as it says."""
-        here = {f"syscalls:{name}" for place in _TRACEFS for name in _names_in(f"{place}/events/syscalls")}
+        here = {f"syscalls:{name}" for place in _TRACEFS for name in process.names_in(f"{place}/events/syscalls")}
         usual = (name for name in map(syscalls.tracepoint, syscalls.USUAL) if not here or name in here)
         return self._counted() if self.events else (*self._counted(), *usual)
 
@@ -443,14 +447,8 @@ def _advice(job: Job) -> str:
     return f"sudo sysctl kernel.perf_event_paranoid=1{'' if level is None else f' (it is {level})'}"
 
 
-def _names_in(folder: str) -> list[str]:
-    with suppress(OSError):
-        return os.listdir(folder)  # noqa: PTH208
-    return []
-
-
 def _threads(processes: Sequence[Attached]) -> int:
-    return sum(len(_names_in(f"/proc/{one.pid}/task")) for one in processes)
+    return sum(len(process.names_in(f"/proc/{one.pid}/task")) for one in processes)
 
 
 def _descriptors() -> int:
