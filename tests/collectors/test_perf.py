@@ -156,7 +156,9 @@ RANKS = (
 def calls_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that knows three of the usual calls, and processes of two threads."""
     known = {"/sys/kernel/tracing/events/syscalls": ["sys_enter_newstat", "sys_enter_write", "sys_enter_futex", "x"]}
-    monkeypatch.setattr(perf_module, "_names_in", lambda f: ["1", "2"] if f.startswith("/proc") else known.get(f, []))
+    monkeypatch.setattr(
+        perf_module.process, "names_in", lambda f: ["1", "2"] if f.startswith("/proc") else known.get(f, [])
+    )
 
 
 @pytest.mark.usefixtures("calls_here")
