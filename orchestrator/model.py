@@ -731,6 +731,31 @@ class Finding:
     of: str | None = None
     evidence: tuple[Evidence, ...] = ()
     sources: tuple[str, ...] = ()
+    cause: str = ""
+    """Findings of the same cause are told as one, the costliest; empty: it stands alone."""
+    healthy: bool = False
+    """It says where the time goes, and that nothing is wrong with that."""
+
+
+@dataclass(frozen=True)
+class Abstention:
+    """A rule that had nothing to judge by: what it lacks, and the part of a plan that would feed it."""
+
+    rule: str
+    lacks: str
+    feed: str
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The verdict: in one sentence where the time goes, and what bounds the program.
+
+    bound: cpu (the host), gpu, gaps (the GPU is busy but for gaps), none (it waits for something outside), unknown."""
+
+    sentence: str
+    bound: Literal["cpu", "gpu", "gaps", "none", "unknown"] = "unknown"
+    confidence: Literal["high", "medium", "low"] = "low"
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from orchestrator import tables
 from orchestrator.errors import ReportError
 from orchestrator.model import (
+    Abstention,
     Artifact,
     Attached,
     Capture,
@@ -19,6 +20,7 @@ from orchestrator.model import (
     Evidence,
     Exit,
     Finding,
+    Headline,
     Metric,
     Outcome,
     Part,
@@ -72,6 +74,8 @@ class Report:
     tables: Mapping[str, TableInfo] = field(default_factory=dict)
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
+    headline: Headline | None = None
+    abstentions: tuple[Abstention, ...] = ()
     folder: Path = Path()
 
     def table(self, name: str) -> pandas.DataFrame | None:
@@ -97,7 +101,9 @@ def summary(report: Report) -> dict[str, Any]:
         "captures": [capture_record(capture) for capture in report.captures],
         "tables": {name: asdict(info) for name, info in sorted(report.tables.items())},
         "metrics": {name: asdict(metric) for name, metric in sorted(report.metrics.items())},
+        "headline": None if report.headline is None else asdict(report.headline),
         "findings": [asdict(finding) for finding in report.findings],
+        "abstentions": [asdict(one) for one in report.abstentions],
     }
 
 
@@ -126,7 +132,9 @@ def json_schema() -> dict[str, Any]:
         "captures": list[Capture],
         "tables": dict[str, TableInfo],
         "metrics": dict[str, Metric],
+        "headline": Headline | None,
         "findings": list[Finding],
+        "abstentions": list[Abstention],
     }
     mode: Literal["serialization"] = "serialization"
     adapters = [(name, mode, TypeAdapter(part)) for name, part in parts.items()]
@@ -189,6 +197,8 @@ def _from_summary(data: Mapping[str, Any], folder: Path) -> Report:
         tables={name: TableInfo(**info) for name, info in data["tables"].items()},
         metrics={name: _metric(metric) for name, metric in data["metrics"].items()},
         findings=tuple(_finding_from(finding) for finding in data["findings"]),
+        headline=Headline(**{**told, "sources": tuple(told["sources"])}) if (told := data.get("headline")) else None,
+        abstentions=tuple(Abstention(**one) for one in data.get("abstentions", ())),
         folder=folder,
     )
 

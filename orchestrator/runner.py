@@ -361,6 +361,7 @@ def _clear_scratch(state: State) -> None:
 def rebuild(target: folder.Folder, plan: Plan, console: Console) -> Report:
     """The report from raw/: parses, judges, diagnoses, renders, writes. Raises ReportError when raw/ holds no run."""
     from orchestrator import diagnose
+    from orchestrator.locate import locate
 
     raw = read_raw(target.path)
     console.stage("reading what the tools left")
@@ -369,10 +370,10 @@ def rebuild(target: folder.Folder, plan: Plan, console: Console) -> Report:
     captures = [replace(capture_from(c, target.path), run=runs.get(c["pass_id"])) for c in raw["captures"]]
     steps = [step_from(s) for s in raw["environment"]]
     result = normalise(captures, passes, plan, target.path, console.log, steps)
+    parts = locate(result.parts, result.captures, result.passes, console.log)
     shutil.rmtree(target.path / "tables", ignore_errors=True)
     written = {
-        name: TableInfo(f"tables/{name}.parquet", target.write_table(name, parts))
-        for name, parts in result.parts.items()
+        name: TableInfo(f"tables/{name}.parquet", target.write_table(name, tables)) for name, tables in parts.items()
     }
     environment = result.environment
     report = Report(
@@ -386,7 +387,7 @@ def rebuild(target: folder.Folder, plan: Plan, console: Console) -> Report:
         metrics=result.metrics,
         folder=target.path,
     )
-    report = replace(report, findings=diagnose.findings(report))
+    report = diagnose.diagnosed(report)
     target.write_json("machine.json", machine_facts(report))
     target.write_json("summary.json", summary(report))
     console.stage("writing the report")

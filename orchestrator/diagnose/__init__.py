@@ -1,15 +1,50 @@
-"""From tables to findings: every rule is a pure function of the report; those without their input say nothing."""
+"""From tables to findings: every rule is a pure function of the report. One that lacks its input abstains, and says
+what would feed it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from orchestrator import registry
-from orchestrator.model import Finding
+from orchestrator.diagnose import headline
+from orchestrator.model import Abstention, Finding
 from orchestrator.report import Report
 
 _ORDER = {"critical": 0, "major": 1, "minor": 2, "info": 3}
+_SURE = {"high": 0, "medium": 1, "low": 2}
 
 
-def findings(report: Report) -> tuple[Finding, ...]:
-    """What all rules find, the most severe and costly first."""
-    found = [finding for rule in registry.rules() for finding in rule(report)]
-    return tuple(sorted(found, key=lambda f: (_ORDER[f.severity], -(f.cost_s or 0.0), f.rule)))
+def diagnosed(report: Report) -> Report:
+    """The report with its findings, those who have abstained, and the verdict in one sentence."""
+    told = [one for rule in registry.rules() for one in rule(report)]
+    found = merged(one for one in told if isinstance(one, Finding))
+    silent = dict.fromkeys(one for one in told if isinstance(one, Abstention))
+    report = replace(report, findings=found, abstentions=tuple(silent))
+    return replace(report, headline=headline.of(report))
+
+
+def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The most severe and costly first; of those with one cause the first, which takes over what the others rest on."""
+    kept: dict[object, Finding] = {}
+    for finding in sorted(findings, key=_rank):
+        key = finding.cause or (finding.rule, finding.title)
+        first = kept.get(key)
+        kept[key] = finding if first is None else _joined(first, finding)
+    return tuple(kept.values())
+
+
+def _rank(finding: Finding) -> tuple[float | str, ...]:
+    pct, seconds = finding.cost_pct or 0.0, finding.cost_s or 0.0
+    return (_ORDER[finding.severity], -pct, -seconds, _SURE[finding.confidence], finding.rule, finding.title)
+
+
+def _joined(first: Finding, other: Finding) -> Finding:
+    advice = first.advice if other.advice in first.advice else f"{first.advice} {other.advice}"
+    return replace(
+        first,
+        advice=advice,
+        where={**other.where, **first.where},
+        evidence=tuple(dict.fromkeys((*first.evidence, *other.evidence))),
+        sources=tuple(dict.fromkeys((*first.sources, *other.sources))),
+    )

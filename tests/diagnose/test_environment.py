@@ -123,7 +123,7 @@ def test_what_is_not_put_back_is_critical_and_comes_first(report: Report) -> Non
         StepRecord("gpu_clocks", "applied", restored=False, reason="no answer in 10 s"),
         StepRecord("shell", "applied", restored=True),
     )
-    first, second = diagnose.findings(replace(report, environment=steps))
+    first, second = diagnose.diagnosed(replace(report, environment=steps)).findings
     assert (first.rule, first.severity) == ("machine_not_put_back", "critical")
     assert first.title == "The machine is not as it was found: gpu_clocks"
     assert "`profrun env restore`" in first.advice and "no answer in 10 s" in first.advice
@@ -178,7 +178,7 @@ def test_what_a_step_itself_advises_is_not_contradicted(report: Report) -> None:
 def test_the_verdict_stays_with_the_program_unless_the_machine_was_left_changed(report: Report) -> None:
     def sentence(*steps: StepRecord) -> str:
         whole = replace(report, environment=steps)
-        return view.verdict(replace(whole, findings=diagnose.findings(whole))).sentence
+        return view.verdict(diagnose.diagnosed(whole)).sentence
 
     assert sentence(StepRecord("gpu_idle", "failed")) == sentence()
     assert sentence(StepRecord("shell", "applied", restored=False)).startswith("The machine is not as it was found")

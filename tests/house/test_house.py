@@ -23,16 +23,18 @@ FLOORS = (
     "dryrun importing",
     "runner doctor knobs",
     "doctor.*",
-    "collect environment guard normalise outcome picks planfile.plans preflight resolve",
+    "collect environment guard locate normalise outcome picks planfile.plans preflight resolve timeline",
     "live occupied planfile.messages planfile.schema repeatable told",
     "diagnose imported plan",
     "registry sharing",
+    "diagnose.headline",
     "collectors.* diagnose.* env_steps.* render.*",
     "env_steps.clock_option env_steps.waiting",
     "restoring",
     "keeper",
     "journal",
     "cgroups changes locks",
+    "judging locating locating.*",
     "collectors.base env_steps.base privileged report",
     "formats.ncu formats.ncu_rep kernel machine",
     "armed cpufreq gpus",
@@ -44,7 +46,7 @@ FLOORS = (
 )
 """The house from the roof down. A module may import what lies on the floors below its own."""
 
-SHARED_ROOMS = ("doctor", "formats", "inject", "render", "sampler")
+SHARED_ROOMS = ("doctor", "formats", "inject", "locating", "render", "sampler")
 """Rooms whose files may import one another; those of all other rooms may not."""
 
 STAND_ALONE = (
