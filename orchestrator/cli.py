@@ -21,6 +21,8 @@ profrun: one profiling plan, one command, one report folder
   profrun doctor [PLAN]                        what works on this machine (of that plan), and the fix for what does not
   profrun env show                             the settings of this machine that matter, and who may change them
   profrun env restore [RUN]                    put back what a run that was killed has left
+  profrun show [RUN]                           the verdict and the findings of a report on the terminal
+  profrun open [RUN]                           its page in the browser, with ways into Perfetto and speedscope
   profrun report RUN                           rebuild tables, findings and pages from raw/
   profrun import FILE...                       a report of files that nsys, ncu, PyTorch, py-spy, ... have left
   profrun schema                               JSON Schema of the plan, for editors
@@ -37,6 +39,7 @@ Options of a run (all of them: profrun run --help):
   --wait [10m]      for another run that holds the same GPU or CPU settings
   --verify-repeatable   run the bare program twice; name the first training step that differs
 
+RUN is a report's folder, `latest`, or how its name in reports/ begins.
 Everything after the first -- reaches the command as it stands. Results go to stdout, progress to stderr.
 Exit status: the command's own; 2 a mistake in plan or usage, 3 nothing can run here, 4 a required collector gave
 nothing, 5 the environment, 6 not repeatable, 75 another run holds this machine, 124 a time-out, 130/143 interrupted,

@@ -135,6 +135,33 @@ def _wait_s(text: str) -> float:
     return float("inf") if text == _FOREVER else duration(_time(text))
 
 
+def _report(text: str) -> Path:
+    """The report folder that RUN names. Raises UsageError where there is none."""
+    from orchestrator import folder
+
+    found = folder.lookup(text)
+    if found is not None:
+        return found
+    known = folder.reports()
+    there = f"{folder.REPORTS}/ has {', '.join(known[: -_NEWEST - 1 : -1])}" + (" ..." if len(known) > _NEWEST else "")
+    why = "RUN is the path of its folder, `latest`, or how a name in reports/ begins"
+    raise UsageError(f"there is no report {text}", why, there if known else "profrun PLAN -- COMMAND makes one")
+
+
+_NEWEST = 5
+
+
+def _maybe_report(text: str) -> Path:
+    from orchestrator import folder
+
+    return folder.lookup(text) or Path(text)
+
+
+def _run_argument(parser: argparse.ArgumentParser, **more: Any) -> None:
+    about = "the report: its folder, `latest`, or how its name in reports/ begins"
+    parser.add_argument("run", type=_report, metavar="RUN", help=about, **more)
+
+
 def _pid(text: str) -> int:
     if text.isdecimal() and int(text) > 0:
         return int(text)
@@ -147,7 +174,9 @@ def _pid(text: str) -> int:
 def _run_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.usage = "profrun [run] [PLAN] [options] [-- COMMAND [ARG...]]"
     _plan_options(parser)
-    parser.add_argument("--into", metavar="RUN", type=Path, help="add to an existing report; its plan is the default")
+    parser.add_argument(
+        "--into", metavar="RUN", type=_maybe_report, help="add to an existing report; its plan is the default"
+    )
     parser.add_argument(
         "--verify-repeatable",
         action="store_true",
@@ -526,9 +555,72 @@ def rebuild(options: argparse.Namespace) -> int:
 
 
 def _rebuild_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument("run", type=Path, metavar="RUN", help="the report folder")
+    _run_argument(parser)
     _shown_options(parser, "no progress, no figures")
     return parser
+
+
+def show(options: argparse.Namespace) -> int:
+    """Show a report on the terminal: the verdict, the findings, where the time goes, the figures."""
+    from orchestrator.report import load, summary
+
+    report = load(options.run)
+    if options.json:
+        print(json.dumps(_plain(summary(report)), indent=1))
+        return 0
+    from orchestrator.render import terminal
+
+    terminal.show(report, verbose=options.verbose, color=False if options.no_color else None)
+    return 0
+
+
+def _show_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    _run_argument(parser, nargs="?", default="latest")
+    parser.add_argument("--json", action="store_true", help="summary.json on stdout")
+    parser.add_argument("-v", "--verbose", action="store_true", help="evidence, and what could not be judged and why")
+    _color_option(parser)
+    return parser
+
+
+def open_report(options: argparse.Namespace) -> int:
+    """Serve a report to this machine alone and show it in the browser, with ways into Perfetto and speedscope."""
+    from orchestrator import serve
+    from orchestrator.report import load
+    from orchestrator.units import duration
+
+    request = serve.Request(
+        host=options.host,
+        port=options.port,
+        idle_s=duration(options.idle),
+        browser=options.browser,
+        perfetto=options.perfetto_ui or serve.PERFETTO,
+        speedscope=options.speedscope_ui or serve.SPEEDSCOPE,
+    )
+    serve.serve(load(options.run), request)
+    return 0  # it was there for as long as it was wanted
+
+
+def _open_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    _run_argument(parser, nargs="?", default="latest")
+    parser.add_argument("--port", type=_port, default=0, help="else a free one")
+    parser.add_argument("--host", default="127.0.0.1", help="another address of this machine's own, such as ::1")
+    parser.add_argument("--idle", type=_time, default="2h", metavar="TIME", help="end after so long unused; else 2h")
+    parser.add_argument("--no-browser", dest="browser", action="store_false", help="only print the address")
+    parser.add_argument("--perfetto-ui", type=_address, metavar="URL", help="a copy of ui.perfetto.dev")
+    parser.add_argument("--speedscope-ui", type=_address, metavar="URL", help="a copy of www.speedscope.app")
+    return parser
+
+
+def _port(text: str) -> int:
+    if text.isdecimal() and int(text) < 1 << 16:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no port: a number up to 65535")
+
+
+def _address(text: str) -> str:
+    if re.fullmatch(r"https?://[A-Za-z0-9.\[\]:-]+(/[!-~]*)?", text) and "#" not in text:
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r} is no address such as https://ui.example.org")
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -594,7 +686,7 @@ def _env_restore(options: argparse.Namespace) -> int:
     from orchestrator.render import view
     from orchestrator.signals import Patience, Signals
 
-    name = options.run
+    name = options.run and str(_maybe_report(options.run))
     with Signals() as signals:
         signals.held = True  # half of it would be no better than none; but what hangs must not keep the user
         patience = Patience(signals, lambda: print(_PUTTING_BACK, file=sys.stderr, flush=True))
@@ -665,6 +757,8 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "doctor": doctor,
     "env": env,
     "report": rebuild,
+    "show": show,
+    "open": open_report,
     "import": import_files,
     "schema": schema,
     "completion": completion,
@@ -678,6 +772,8 @@ PARSERS: dict[str, Callable[[argparse.ArgumentParser], argparse.ArgumentParser]]
     "doctor": _doctor_options,
     "env": _env_options,
     "report": _rebuild_options,
+    "show": _show_options,
+    "open": _open_options,
     "import": _import_options,
     "schema": _schema_options,
     "completion": _completion_options,

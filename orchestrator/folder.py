@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
-from orchestrator.errors import FolderError
+from orchestrator.errors import FolderError, UsageError
 
 DISK_TROUBLE = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM}
@@ -29,7 +29,11 @@ DISK_TROUBLE = frozenset(
 NEEDED_BYTES = 64 << 20
 """Free space without which no run is begun: less would be lost in the middle."""
 
+REPORTS = Path("reports")
+"""Where the folders of runs are made, and looked for by name."""
+
 _SAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_STAMP = re.compile(r"-(\d{8}T\d{6}Z)-[a-z]{4}$")
 _UNPAIRED = re.compile("[\ud800-\udfff]")
 _LETTERS = "abcdefghijkmnpqrstuvwxyz"
 
@@ -69,6 +73,20 @@ class Folder:
             file.write(self._scrub(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+    @contextlib.contextmanager
+    def stream(self, name: str) -> Iterator[BinaryIO]:
+        """A binary file to be written piece by piece; it is there when that has come to its end, or not at all. What is
+        written must be made from what was scrubbed already."""
+        target = self.path / name
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            with temporary.open("wb") as file:
+                give(temporary)
+                yield file
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def write_table(self, name: str, parts: list[Any]) -> int:
         """Writes the parts of one canonical table as tables/NAME.parquet; gives back its number of rows."""
@@ -148,6 +166,42 @@ def create(parent: Path, name: str, scrub: Callable[[str], str] = str) -> Folder
         ) from error
     _point_latest(parent, path.name)
     return Folder(path, scrub)
+
+
+def lookup(text: str, parent: Path = REPORTS) -> Path | None:
+    """The report folder that a user means: its path, `latest`, or how its name in `parent` begins; of several runs of
+    one name the newest. A report's page or summary stands for its folder. None when there is none.
+
+    Raises UsageError where runs of several names begin so."""
+    path = Path(text)
+    path = path.parent if path.name in ("index.html", "summary.json") and path.is_file() else path
+    if len(path.parts) != 1 or _is_report(path):
+        return path if path.is_dir() else None
+    if _is_report(parent / path):
+        return (parent / path).resolve() if (parent / path).is_symlink() else parent / path
+    found = [name for name in reports(parent) if text == "latest" or name.startswith(text)]
+    names = sorted({_STAMP.sub("", name) for name in found})
+    if len(names) > 1 and text not in (*names, "latest"):
+        said = f"runs of {len(names)} names in {parent} begin with {text}"
+        raise UsageError(said, ", ".join(names[:_TOLD]) + (" ..." if len(names) > _TOLD else ""), "write more of it")
+    own = [name for name in found if text == "latest" or _STAMP.sub("", name) == (text if text in names else names[0])]
+    return parent / own[-1] if own else None
+
+
+_TOLD = 8
+
+
+def reports(parent: Path = REPORTS) -> list[str]:
+    """The names of the report folders in there, the newest last. What was not named by profrun comes first."""
+    try:
+        names = [entry.name for entry in os.scandir(parent) if not entry.is_symlink() and _is_report(Path(entry.path))]
+    except OSError:
+        return []
+    return sorted(names, key=lambda name: (found[1] if (found := _STAMP.search(name)) else "", name))
+
+
+def _is_report(path: Path) -> bool:
+    return any((path / name).exists() for name in ("summary.json", "raw/run.json"))
 
 
 def _has_room(parent: Path) -> None:

@@ -225,7 +225,7 @@ def _strace(path: Path) -> Seen:
     from orchestrator.formats.strace import read_trace
 
     trace = read_trace(path)
-    tables = tuple(table for table in (trace.syscalls, trace.paths, trace.events) if len(table))
+    tables = tuple(table for table in (trace.syscalls, trace.paths, trace.events, trace.spans) if len(table))
     notes = [f"{trace.calls:,} system calls"]
     if trace.unreturned:
         notes.append(f"calls that never returned in it, and that the tables leave out: {trace.unreturned:,}")

@@ -6,12 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from orchestrator import trust
+from orchestrator.model import USABLE
 from orchestrator.report import Report
 
 if TYPE_CHECKING:
     import pandas
 
 Severity = Literal["critical", "major", "minor", "info"]
+Confidence = Literal["high", "medium", "low"]
 
 CRITICAL_PCT, MAJOR_PCT, MINOR_PCT = 30.0, 10.0, 3.0
 """From which share of the window on a finding is that severe. Below the last it is not told: the interval of a mean of
@@ -54,3 +57,47 @@ def of_capture(frame: pandas.DataFrame | None, captures: Iterable[str]) -> panda
         return None
     found = frame[frame["capture"].isin(list(captures))]
     return found if len(found) else None
+
+
+@dataclass(frozen=True)
+class Window:
+    """The steady steps of one pass, on the epoch clock. pid: of the process whose steps they are; `spent_ns` is what
+    they took themselves."""
+
+    pid: int
+    start_ns: int
+    end_ns: int
+    steps: int
+    spent_ns: int
+
+
+def steady_window(report: Report, pass_id: str) -> Window | None:
+    """Those of the first process with steps (rank 0, where there are ranks); where nobody can tell the warm-up, all but
+    the first step. None where the pass has none."""
+    frame = of_capture(report.table("steps"), (c.id for c in report.captures if c.pass_id == pass_id))
+    if frame is None:
+        return None
+    known = frame[(frame["pid"] == frame["pid"].iloc[0]) & frame["duration_ns"].notna() & frame["start_ns"].notna()]
+    steady = known[~known["warmup"].fillna(known["step"] == known["step"].min()).astype(bool)]
+    if not len(steady):
+        return None
+    end_ns = int((steady["start_ns"] + steady["duration_ns"]).max())
+    pid, start_ns = int(steady["pid"].iloc[0]), int(steady["start_ns"].min())
+    return Window(pid, start_ns, end_ns, len(steady), int(steady["duration_ns"].sum()))
+
+
+_LESS: dict[Confidence, Confidence] = {"high": "medium", "medium": "low", "low": "low"}
+
+
+def confidence(report: Report, captures: Iterable[str], best: Confidence = "high") -> Confidence:
+    """`best`, or less where all of these captures are of passes that were bent by measuring (`trust`). One whose steps
+    took as long as the bare ones is taken at its word, however slow its start-up was: findings are of the steps."""
+    records, wanted = {record.id: record for record in report.passes}, set(captures)
+    bent = []
+    for capture in (c for c in report.captures if c.id in wanted and c.status in USABLE):
+        record = records.get(capture.pass_id)
+        held = record is not None and record.step_slowdown is not None and not trust.has_other_steps(record)
+        bent.append("high" if held else capture.trust or "high")
+    if not bent or "high" in bent:
+        return best
+    return _LESS[best] if "distorted" in bent else "low"

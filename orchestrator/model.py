@@ -532,6 +532,10 @@ class PassRecord:
     slowdown: float | None = None
     """Wall time divided by the mean wall time of the bare passes; None where there is none."""
     slowdown_ci95: tuple[float, float] | None = None
+    step_slowdown: float | None = None
+    """Its usual step (the median of the steady ones) divided by that of the bare passes; None where steps are unknown.
+    Unlike the wall time it says nothing of the start-up."""
+    step_slowdown_ci95: tuple[float, float] | None = None
     attempts: int = 1
     notes: tuple[str, ...] = ()
 

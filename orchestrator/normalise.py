@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 import statistics
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import imported, registry, stats, told
+from orchestrator import imported, registry, stats, told, trust
 from orchestrator.env_steps.base import Step
 from orchestrator.errors import ParseError
-from orchestrator.model import IN_FORCE, Capture, Metric, PassRecord, StepRecord, TargetRun, Tool
+from orchestrator.model import IN_FORCE, Capture, Metric, PassRecord, StepRecord, Tool
 from orchestrator.tables import SCHEMAS
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from orchestrator.plan import Plan
     from orchestrator.tables import Table
 
-DISTORTED_FROM = 1.5
-"""A pass this many times slower than the bare one shows another program: its captures are `distorted`."""
 _PASS_OPTIONS = ("role", "repeat", "picks")
 _LOG_LIMIT_BYTES = 256 << 20
 
@@ -59,7 +57,10 @@ def normalise(
     seen: dict[str, imported.Seen] = {}
     done = []
     inner = {record.id: told.of_pass(record, root) for record in passes}
-    timed = [_with_notes(record, inner[record.id].notes) for record in _with_slowdown(passes)]
+    timed = [
+        _with_notes(record, (*inner[record.id].notes, *trust.words(record)))
+        for record in trust.compared(passes, {id_: one.usual_step_s for id_, one in inner.items()})
+    ]
     for record in passes:
         first = next((capture.id for capture in captures if capture.pass_id == record.id), record.id)
         for table in inner[record.id].tables:
@@ -234,6 +235,7 @@ def _updated(capture: Capture, parsed: Parsed) -> Capture:
         status=parsed.status or capture.status,
         reason=parsed.reason or capture.reason,
         trust=parsed.trust or capture.trust,
+        clock=capture.clock or parsed.clock,
         notes=(*capture.notes, *parsed.notes),
     )
 
@@ -244,10 +246,11 @@ def _judged(capture: Capture, timed: Sequence[PassRecord], passes: Sequence[Pass
     run, bare = (record.run if record else None), bare_run(passes)
     if record is None or run is None or run.start_error or record.role != "profiled":
         return capture
-    if record.slowdown is not None and record.slowdown >= DISTORTED_FROM and capture.trust == "high":
-        capture = replace(capture, trust="distorted")
-    if bare and bare.wall_s is not None:
-        capture = replace(capture, overhead_s=round(run.wall_s - statistics.mean(_bare_walls(passes)), 6))
+    if capture.trust == "high":
+        capture = replace(capture, trust=trust.of(record))
+    walls = trust.bare_walls(passes)
+    if walls:
+        capture = replace(capture, overhead_s=round(run.wall_s - statistics.mean(walls), 6))
     fine = plan.target.ok_exit_codes
     failed = run.exit is not None and run.ended_by == "itself" and run.exit.status not in fine
     if failed and bare and bare.exit and bare.exit.status in fine and capture.status in ("ok", "degraded", "empty"):
@@ -263,37 +266,9 @@ def bare_run(passes: Sequence[PassRecord]) -> Any:
     return next((p.run for p in passes if p.role in ("warmup", "bare") and p.run), None)
 
 
-def _bare_walls(passes: Iterable[PassRecord]) -> list[float]:
-    """Wall times of the bare passes that ran to their end (or to the window's); warm-ups left out where there are
-    others."""
-    for role in ("bare", "warmup"):
-        walls = [p.run.wall_s for p in passes if p.role == role and p.run and _to_its_end(p.run)]
-        if walls:
-            return walls
-    return []
-
-
-def _to_its_end(run: TargetRun) -> bool:
-    return run.start_error is None and run.ended_by in ("itself", "window")
-
-
-def _with_slowdown(passes: Sequence[PassRecord]) -> list[PassRecord]:
-    walls = _bare_walls(passes)
-    return [_slowed(record, walls, passes) if record.role == "profiled" and record.run else record for record in passes]
-
-
-def _slowed(record: PassRecord, bare: list[float], passes: Sequence[PassRecord]) -> PassRecord:
-    """The ratio of the means of the passes with the same collectors and of the bare passes, with its interval."""
-    run = record.run
-    if not bare or run is None or not _to_its_end(run):
-        return record
-    own = [p.run.wall_s for p in passes if p.collectors == record.collectors and p.role == "profiled" and p.run]
-    return replace(record, slowdown=run.wall_s / statistics.mean(bare), slowdown_ci95=stats.ratio(own, bare).ci95)
-
-
 def _timing(passes: Sequence[PassRecord]) -> dict[str, Metric]:
     """The figures of the bare passes: what the program takes when nobody looks."""
-    runs = [(p.id, p.run) for p in passes if p.role == "bare" and p.run and _to_its_end(p.run)]
+    runs = [(p.id, p.run) for p in passes if p.role == "bare" and p.run and trust.to_its_end(p.run)]
     metrics = {}
     for name, unit in (("wall_s", "s"), ("user_s", "s"), ("sys_s", "s"), ("max_rss_bytes", "bytes")):
         known = [(id_, getattr(run, name)) for id_, run in runs if getattr(run, name) is not None]

@@ -12,6 +12,7 @@ import os
 import re
 import resource
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -100,6 +101,23 @@ def ask(
         said = str(error).strip().splitlines()[-1].strip()  # sh tells of a failed exec with a whole traceback
         said = re.sub(r"^\w+Error: (?:\[Errno \d+\] )?(.*?)(?:: b?'.*')?$", r"\1", said)
         return Answer(words, None, "", "", f"{words[0]} can't be started: {said}")
+
+
+_BROWSERS = ("xdg-open", "x-www-browser", "firefox", "chromium", "google-chrome")
+
+
+def browse(address: str) -> bool:
+    """Shows an address in the user's own browser: the first that is there of those that BROWSER names, and on a desktop
+    of the usual ones. It outlives us, and its output goes nowhere. False where there is none."""
+    named = [word for word in os.environ.get("BROWSER", "").split(os.pathsep) if word.strip()]
+    desktop = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    for words in (shlex.split(text) for text in (*named, *(_BROWSERS if desktop else ()))):
+        argv = [word.replace("%s", address) for word in words] + ([] if "%s" in "".join(words) else [address])
+        nothing = subprocess.DEVNULL
+        with contextlib.suppress(OSError):
+            subprocess.Popen(argv, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+            return True
+    return False
 
 
 def _program(word: str, env: Mapping[str, str], cwd: str | None) -> str | None:

@@ -49,6 +49,17 @@ RULES = {
     "data_quality": "orchestrator.diagnose.data_quality:RULES",
     "environment": "orchestrator.diagnose.environment:RULES",
     "hang": "orchestrator.diagnose.hang:RULES",
+    "host": "orchestrator.diagnose.host:RULES",
+    "gpu": "orchestrator.diagnose.gpu:RULES",
+    "copies": "orchestrator.diagnose.copies:RULES",
+    "communication": "orchestrator.diagnose.communication:RULES",
+    "gpu_compute": "orchestrator.diagnose.gpu_compute:RULES",
+    "machine_use": "orchestrator.diagnose.machine_use:RULES",
+    "syscalls": "orchestrator.diagnose.syscalls:RULES",
+    "kernels": "orchestrator.diagnose.kernels:RULES",
+    "torch_ops": "orchestrator.diagnose.torch_ops:RULES",
+    "torch_memory": "orchestrator.diagnose.torch_memory:RULES",
+    "training": "orchestrator.diagnose.training:RULES",
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator import tables
 from orchestrator.errors import ReportError
+from orchestrator.folder import lookup
 from orchestrator.model import (
     Abstention,
     Artifact,
@@ -61,7 +64,7 @@ class TableInfo:
     rows: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """Everything one run found out. Renderers and rules get this and nothing else."""
 
@@ -78,14 +81,50 @@ class Report:
     abstentions: tuple[Abstention, ...] = ()
     folder: Path = Path()
 
+    def __repr__(self) -> str:
+        """Short: a notebook shows it whole."""
+        told = f"{len(self.findings)} findings, {len(self.tables)} tables"
+        return f"<Report {self.run.id}: {self.outcome.status}, {told}>"
+
     def table(self, name: str) -> pandas.DataFrame | None:
-        """The table as a DataFrame (columns: `orchestrator.tables.SCHEMAS`), or None when nothing filled it."""
+        """The table as a DataFrame of its own, with units and meanings in its `.attrs` (see `orchestrator.tables`), or
+        None when nothing filled it. Raises KeyError for a name that no table has, ReportError for a damaged file."""
         info = self.tables.get(name)
-        return None if info is None else _read(self.folder / info.path)
+        if info is None and name not in tables.SCHEMAS:
+            near = difflib.get_close_matches(name, tables.SCHEMAS, 1)
+            raise KeyError(f"no table is called {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        if info is None:
+            return None
+        path = self.folder / info.path
+        try:
+            return _read(path, path.stat().st_mtime_ns).copy(deep=False)
+        except (OSError, ValueError) as error:
+            raise ReportError(
+                f"{path} can't be read", str(error), f"rebuild it: profrun report {self.folder}"
+            ) from error
+
+    def contents(self) -> pandas.DataFrame:
+        """What tables there are: name, rows, and what one row is."""
+        import pandas as pd
+
+        found = [(name, info.rows, tables.ROW_IS.get(name, "")) for name, info in sorted(self.tables.items())]
+        return pd.DataFrame(found, columns=["name", "rows", "row_is"])
+
+    def findings_frame(self) -> pandas.DataFrame:
+        """The findings in their order, a row each; what `where` holds has columns of its own, such as where_file."""
+        import pandas as pd
+
+        left = ("where", "evidence", "sources")
+        rows = [{f.name: getattr(one, f.name) for f in fields(Finding) if f.name not in left} for one in self.findings]
+        places = [{f"where_{key}": value for key, value in one.where.items()} for one in self.findings]
+        names = [f.name for f in fields(Finding) if f.name not in left]
+        frame = pd.DataFrame([row | place for row, place in zip(rows, places, strict=True)])
+        return frame if len(frame) else pd.DataFrame(columns=names)
 
 
 @lru_cache(maxsize=32)
-def _read(path: Path) -> pandas.DataFrame:
+def _read(path: Path, changed_ns: int) -> pandas.DataFrame:
+    """Once for each state of the file."""
     return tables.read(path)
 
 
@@ -165,23 +204,43 @@ def capture_record(capture: Capture) -> dict[str, Any]:
     return {**record, "command": list(capture.commands[0]) if capture.commands else None}
 
 
+def load_report(run: str | Path) -> Report:
+    """The report of a run, for programs and notebooks. run: its folder, its page, `latest`, or how its name in reports/
+    begins. Raises ReportError where it is none that can be read, UsageError where several runs are meant."""
+    return load(lookup(str(run)) or Path(run))
+
+
 def load(folder: Path) -> Report:
     """The report in `folder`. Raises ReportError when there is none, or it is of another kind or version."""
     path = folder / "summary.json"
     try:
         data = json.loads(path.read_text("utf-8", "surrogateescape"))
     except FileNotFoundError:
-        raise ReportError(
-            f"{folder} holds no report", "there is no summary.json in it", "name a report folder"
-        ) from None
+        why = f"there is no {path.name} in it" if folder.is_dir() else "there is no such folder"
+        raise ReportError(f"{folder} holds no report", why, "name a report folder") from None
     except (OSError, ValueError) as error:
         raise ReportError(f"{path} can't be read", str(error), f"rebuild it: profrun report {folder}") from error
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
-        raise ReportError(
-            f"{path} is of another kind", f"schema {found!r} instead of {SCHEMA!r}", "use its own profrun"
-        )
-    return _from_summary(data, folder)
+        raise _foreign(path, data)
+    try:
+        return _from_summary(data, folder)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        said = f"it is not as {SCHEMA} wants it: {type(error).__name__}: {error}"
+        raise ReportError(f"{path} can't be read", said, f"rebuild it: profrun report {folder}") from error
+
+
+def _foreign(path: Path, data: Any) -> ReportError:
+    """The error for a summary that is not ours: made by a later profrun, or no summary at all."""
+    found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+    what, why = f"{path} is of another kind", f"schema {found!r} instead of {SCHEMA!r}"
+    stem, _, number = SCHEMA.rpartition("/")
+    later = re.fullmatch(rf"{stem}/(\d+)", str(found))
+    if not later or int(later[1]) <= int(number):
+        return ReportError(what, why, "use its own profrun")
+    run = data.get("run")
+    version = run.get("profrun_version") if isinstance(run, dict) else None
+    reader = f"profrun {version}" if version else "the profrun that wrote it"
+    return ReportError(f"{path} was written by a newer profrun", why, f"read it with {reader}")
 
 
 def _from_summary(data: Mapping[str, Any], folder: Path) -> Report:
@@ -206,10 +265,9 @@ def _from_summary(data: Mapping[str, Any], folder: Path) -> Report:
 def pass_from(data: Mapping[str, Any]) -> PassRecord:
     """A pass from its record in summary.json or raw/run.json."""
     known = {f.name: data[f.name] for f in fields(PassRecord) if f.name in data}
-    interval = known.get("slowdown_ci95")
     tuples = {"collectors": tuple(known["collectors"]), "notes": tuple(known.get("notes", ()))}
-    interval = tuple(interval) if interval else None
-    return PassRecord(**{**known, **tuples, "run": run_from(known.get("run")), "slowdown_ci95": interval})
+    intervals = {name: tuple(known[name]) for name in ("slowdown_ci95", "step_slowdown_ci95") if known.get(name)}
+    return PassRecord(**{**known, **tuples, **intervals, "run": run_from(known.get("run"))})
 
 
 def step_from(data: Mapping[str, Any]) -> StepRecord:

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import signal
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -392,8 +393,20 @@ def rebuild(target: folder.Folder, plan: Plan, console: Console) -> Report:
     target.write_json("summary.json", summary(report))
     console.stage("writing the report")
     shown = load(target.path)  # as written, and so without secrets
+    _draw(shown, target, console)
     render(shown, target, plan.report.formats)
     return shown
+
+
+def _draw(report: Report, target: folder.Folder, console: Console) -> None:
+    """The timeline. A fault in it costs nothing else."""
+    from orchestrator import timeline
+
+    (target.path / timeline.FILE).unlink(missing_ok=True)
+    try:
+        timeline.write(report, target)
+    except Exception:
+        console.log(f"the timeline: {traceback.format_exc()}")
 
 
 def render(report: Report, target: folder.Folder, formats: Sequence[str]) -> None:
@@ -403,10 +416,10 @@ def render(report: Report, target: folder.Folder, formats: Sequence[str]) -> Non
     for stem, title, frame in _stacks(report):
         from orchestrator.render import flamegraph
 
-        threads, unit = flamegraph.by_thread(frame)
-        target.write_clean(f"{stem}.folded", flamegraph.folded(flamegraph.together(threads)))
-        target.write_clean(f"{stem}.speedscope.json", flamegraph.speedscope(threads, title, unit))
-        target.write_clean(f"{stem}.svg", flamegraph.svg(flamegraph.together(threads), title, unit))
+        stacks = flamegraph.Stacks.of_table(frame)
+        target.write_clean(f"{stem}.folded", flamegraph.folded(stacks))
+        target.write_clean(f"{stem}.speedscope.json", flamegraph.speedscope(stacks, title))
+        target.write_clean(f"{stem}.svg", flamegraph.svg(stacks, title))
     for name in formats:
         file, module = RENDERERS[name]
         target.write_clean(file, importlib.import_module(module).render(report))

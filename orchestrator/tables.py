@@ -363,7 +363,8 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
             "state",
             "str",
             "busy: at work; host, data, copy, communication, sync, between, unknown: idle, by the causes of gpu_gaps; "
-            "copying: of the busy time, that with no kernel beside the copy; communicating: likewise",
+            "copying: of the busy time, that with no kernel beside the copy; communicating: that with no computing "
+            "kernel beside it; computing: the rest of it",
             key=True,
         ),
         Column("total_ns", "int", "time in that state within the window", "ns"),
@@ -372,6 +373,27 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         Column("window", "str", "which part of the recording that is: the steady steps, or first to last kernel"),
         Column("start_ns", "int", "start of the window", "ns"),
         Column("queue", "str", "sparse, dense, or dense with gaps: how the GPU's work lies in the window"),
+        Column("steps", "int", "steps in the window; unknown where it was not laid out by steps"),
+        Column("period", "int", "kernels after which the same sequence of kernels comes again; unknown if none does"),
+    ),
+    "gpu_work": _columns(
+        Column("pid", "int", "as in gpu_utilization"),
+        Column("device", "int", "as in gpu_utilization", key=True),
+        Column("part", "str", "window: as in gpu_time; before: earlier", key=True),
+        Column("kind", "str", "kernel, graph, transfer; call: of the CUDA runtime or driver by its process", key=True),
+        Column("name", "str", "name as in gpu_kernels, gpu_transfers or cuda_calls", key=True),
+        Column(
+            "family",
+            "str",
+            "of a kernel: matrix product, convolution, attention, normalisation, elementwise, reduction, "
+            "communication; of a call: launch, sync, copy, allocation, loading; unknown where its name does not tell",
+        ),
+        Column("pageable", "bool", "of a transfer: from or to pageable memory; unknown where it does not tell"),
+        Column("count", "int", "of them that began in that part"),
+        Column("total_ns", "int", "their time within that part", "ns"),
+        Column("median_ns", "float", "median of that", "ns"),
+        Column("bytes", "int", "of transfers: sum of the sizes", "bytes"),
+        Column("median_bytes", "float", "median size", "bytes"),
     ),
     "cuda_calls": _columns(
         _PID,
@@ -438,8 +460,12 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         Column("file", "str", "its file", key=True),
         Column("line", "int", "its line with the most of this time"),
         Column("below", "str", "library function that it had called, the outermost"),
-        Column("native", "str", "native function at the leaf, as `function (library)`"),
-        Column("behind", "str", "of a wait: function of the program that the other threads were in meanwhile"),
+        Column("code", "str", "whose code that was: own, library, framework (PyTorch, NumPy), none"),
+        Column("native", "str", "native function that tells the state, as `function (library)`"),
+        Column("op", "str", "operator of PyTorch, where native frames name it"),
+        Column("behind", "str", "of a wait: function that the other threads were in meanwhile, as `function (file:line)`"),
+        Column("behind_state", "str", "what those threads were doing there, as in state"),
+        Column("behind_pct", "float", "share of what they did meanwhile, idle threads left out", "%"),
         Column("samples", "int", "number of samples (estimated from the time where the tool gives spans)"),
         Column("total_ns", "int", "time of the samples", "ns"),
     ),
@@ -668,6 +694,47 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
     ),
 }
 
+ROW_IS: dict[str, str] = {
+    "runs": "a start of the program",
+    "stacks": "a call stack, and how often it was seen",
+    "functions": "a function, and how often it was seen",
+    "syscalls": "a system call by name",
+    "syscall_paths": "a file or socket that system calls used",
+    "syscall_events": "a single system call, of the slowest",
+    "gpu_kernels": "a single kernel on a GPU",
+    "gpu_kernel_summary": "a kernel by name",
+    "cuda_api_summary": "a CUDA call by name",
+    "os_calls_summary": "a library call into the operating system, by name",
+    "gpu_graphs": "a single run of a CUDA graph",
+    "gpu_transfers": "a single copy or set of GPU memory",
+    "gpu_transfer_summary": "a kind of copy or set, by its time",
+    "gpu_transfer_sizes": "a kind of copy or set, by its bytes",
+    "gpu_utilization": "a GPU from its first work to its last",
+    "gpu_gaps": "a time without work on a GPU, and its cause",
+    "gpu_time": "a state of a GPU in the window: busy, or idle for one cause",
+    "gpu_work": "a kind of work on a GPU, in one part of the run",
+    "cuda_calls": "a single CUDA call",
+    "os_calls": "a single library call into the operating system",
+    "op_spans": "a single PyTorch operator",
+    "syscall_spans": "a single system call that took a while",
+    "stack_spans": "a stretch in which a thread's stack stayed the same",
+    "host_time": "a state and place of a thread, in one part of the run",
+    "gpu_launch_summary": "a kernel by name, as its launches",
+    "range_summary": "a range by name",
+    "ranges": "a single named stretch of the program",
+    "steps": "a step of the program",
+    "samples": "a reading of the monitor",
+    "counters": "an event that perf has counted",
+    "torch_ops": "a PyTorch operator by name, device and shapes",
+    "memory": "a block of memory that was taken or given back",
+    "threads": "a thread of a program that hung",
+    "collectives": "a collective that a rank has called",
+    "kernel_metrics": "a metric of a kernel that was looked at in depth",
+    "kernel_profiles": "a kernel that was looked at in depth",
+    "kernel_rules": "a piece of ncu's advice on a kernel",
+}
+"""What one row of each table is."""
+
 
 PIECE_ROWS = 1 << 20
 
@@ -767,8 +834,9 @@ def _clock(parts: Iterable[Table]) -> str:
 
 
 def read(path: Path) -> pandas.DataFrame:
-    """A table of a report as a DataFrame with nullable dtypes; each column's unit and meaning are in
-    `.attrs["columns"]`."""
+    """A table of a report as a DataFrame with nullable dtypes. In its `.attrs`: the `table`'s name, what a `row` is,
+    unit and meaning of each of the `columns`, the `clock` of its times, how many rows were `dropped`. Raises OSError,
+    ValueError."""
     import pandas as pd
     import pyarrow.parquet as pq
 
@@ -777,6 +845,7 @@ def read(path: Path) -> pandas.DataFrame:
     described = {f.name: {k.decode(): v.decode() for k, v in (f.metadata or {}).items()} for f in table.schema}
     frame.attrs["columns"] = described
     frame.attrs.update({k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items() if k != b"pandas"})
+    frame.attrs["row"] = ROW_IS.get(frame.attrs.get("table", path.stem), "")
     return frame
 
 

@@ -31,6 +31,9 @@ class Told:
     count: int | None = None
     warmup: int | None = None
     """How many of its steps came before the steady ones; None where that can't be told."""
+    usual_step_s: float | None = None
+    """Median of its steady steps: of those that a tool looked at closely, where there are any. It does not follow the
+    one step in which a profiler starts or writes its file."""
 
 
 def of_pass(record: PassRecord, root: Path) -> Told:
@@ -54,6 +57,7 @@ def of_pass(record: PassRecord, root: Path) -> Told:
         step_s=statistics.fmean(steady) / 1e9 if steady else None,
         count=len(first) if first else None,
         warmup=_count_of(first.columns["warmup"]) if first else None,
+        usual_step_s=_usual_s(first) if first else None,
     )
 
 
@@ -138,6 +142,14 @@ def _steady(table: Table) -> Iterator[tuple[int, int]]:
     ):
         if duration is not None and warm is False and not profiled:
             yield duration, number
+
+
+def _usual_s(table: Table) -> float | None:
+    columns = table.columns
+    marks = list(zip(columns["duration_ns"], columns["warmup"], columns["profiled"], strict=True))
+    seen = _median(duration for duration, _, profiled in marks if profiled)
+    usual = seen if seen is not None else _median(duration for duration, warm, _ in marks if warm is False)
+    return None if usual is None else usual / 1e9
 
 
 def _count_of(marks: Sequence[bool | None]) -> int | None:

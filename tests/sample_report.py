@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from orchestrator import tables
 from orchestrator.model import (
+    Abstention,
     Artifact,
     Attached,
     Capture,
@@ -19,6 +20,7 @@ from orchestrator.model import (
     Evidence,
     Exit,
     Finding,
+    Headline,
     Metric,
     Outcome,
     Part,
@@ -108,6 +110,52 @@ def finding() -> Finding:
             Evidence("syscall_paths", "/home/ada/project/ckpt.bin", 1.31, "s"),
         ),
         sources=("p10-strace",),
+    )
+
+
+HEALTHY = Finding(
+    rule="native_cpu.convolution",
+    category="native_cpu",
+    severity="info",
+    title="Most of a step is the convolution itself",
+    advice="Nothing is wrong with that; a larger batch would use the processors better.",
+    confidence="medium",
+    where={"function": "CNN.forward", "file": "train_cnn.py", "line": 41},
+    cost_s=1.1,
+    cost_pct=36.7,
+    of="the steady steps of a bare run",
+    evidence=(Evidence("host_time", "CNN.forward", 1.1, "s"),),
+    sources=("p09-py-spy",),
+    healthy=True,
+)
+FEED = """collectors:
+  - use: nsys
+    trace: [cuda, nvtx]
+"""
+
+
+def diagnosed(folder: Path) -> Report:
+    """The full report with what the rules say of it: two findings, one of them calm, a headline, two abstentions."""
+    sentence = "Each step waits for its checkpoint: fsync takes 40.8 % of a bare run, in save (train_cnn.py:88)"
+    minor = replace(
+        finding(),
+        severity="minor",
+        title=f"A name of thousands of letters: {LONG}",
+        where={"kernel": LONG, "path": f"/home/{EVIL}"},
+        cost_s=None,
+        cost_pct=4.0,
+        sources=("p10-strace", "p11-nsys"),
+        evidence=tuple(Evidence("syscalls", f"call {i}", float(i), None) for i in range(9)),
+    )
+    return replace(
+        build(folder),
+        findings=(finding(), minor, HEALTHY),
+        headline=Headline(sentence, "cpu", "high", ("p10-strace",)),
+        abstentions=(
+            Abstention("gpu.gaps", "no capture of the GPU's work", FEED),
+            Abstention("gpu.copies", f"no copies were traced {EVIL}", FEED),
+            Abstention("kernels.roofline", "no kernel was measured in depth", "collectors:\n  - use: ncu\n"),
+        ),
     )
 
 
@@ -337,7 +385,7 @@ STEPS = (
 
 def _tables() -> Sequence[Table]:
     usual = (_stacks(), _functions(), _syscalls(), _paths(), _os_calls(), _kernels(), _events(), _runs())
-    gpu = (_utilization(), _gaps(), _transfers(), _profiles(), _rules())
+    gpu = (_utilization(), _gaps(), _gpu_time(), _gpu_kernels(), _transfers(), _profiles(), _rules(), _host_time())
     return (*usual, _steps(), _torch_ops(), _memory(), _samples(), _counters(), *gpu)
 
 
@@ -367,19 +415,75 @@ def _utilization() -> Table:
 def _gaps() -> Table:
     ms = 1_000_000
     host = {"pid": 4711, "device": 0, "before": "ampere_sgemm_128x64_tn", "after": EVIL, "thread": 4711, "kind": "host"}
+    told = {"cause": "data", "phase": "data", "python": f"{QUOTES} (/home/ada/project/data.py:17)", "syscall": "read",
+            "path": f"/data/{EVIL}", "told_by": "p09-py-spy,p10-strace"}  # fmt: skip
     return _of(
         "gpu_gaps",
         NSYS,
         [
-            {**host, "start_ns": STARTED_NS + i * 90 * ms, "duration_ns": (80 + i) * ms, "launched_ns": 79 * ms,
-             "range": f"step {i}" if i % 3 else None, "os_call": "read", "os_call_ns": (70 + i) * ms}
+            {**host, "start_ns": STARTED_NS + (i * 400 + 100) * ms, "duration_ns": (80 + i) * ms,
+             "launched_ns": 79 * ms, "range": f"step {i}" if i % 3 else None, "os_call": "read",
+             "os_call_ns": (70 + i) * ms, **told}
             for i in range(9)
         ]
         + [
-            {**host, "start_ns": STARTED_NS, "duration_ns": 30 * ms, "api": "cudaStreamSynchronize", "api_ns": 29 * ms},
-            {**host, "start_ns": STARTED_NS, "duration_ns": 2 * ms, "kind": "queued", "launched_ns": -9},
+            {**host, "start_ns": STARTED_NS + 3_800 * ms, "duration_ns": 30 * ms, "api": "cudaStreamSynchronize",
+             "api_ns": 29 * ms, "cause": "sync", "python": "item (/home/ada/project/train_cnn.py:91)"},
+            {**host, "start_ns": STARTED_NS + 3_900 * ms, "duration_ns": 2 * ms, "kind": "queued", "launched_ns": -9,
+             "cause": "between"},
         ],
     )  # fmt: skip
+
+
+def _gpu_time() -> Table:
+    """One of the two GPUs, its window a little shorter than the span of its work."""
+    ms = 1_000_000
+    spent = {"busy": 2700, "copying": 150, "communicating": 350, "data": 760, "sync": 30, "between": 2, "host": 208}
+    whole = {"pid": 4711, "device": 0, "window_ns": 3700 * ms, "window": "the steady steps",
+             "start_ns": STARTED_NS + 100 * ms, "queue": "dense with gaps"}  # fmt: skip
+    return _of("gpu_time", NSYS, [{**whole, "state": s, "total_ns": n * ms, "count": 9} for s, n in spent.items()])
+
+
+def _gpu_kernels() -> Table:
+    """Work on two streams between the long gaps of the first GPU."""
+    ms, rows = 1_000_000, []
+    for i in range(9):
+        for k in range(40):
+            start = STARTED_NS + (i * 400 + 190 + 7 * k) * ms
+            if start < STARTED_NS + 4_000 * ms:
+                rows += [{"start_ns": start, "duration_ns": 5 * ms, "stream": 7, "name": "ampere_sgemm_128x64_tn"}]
+                rows += [{"start_ns": start + 3 * ms, "duration_ns": 3 * ms, "stream": 13, "name": EVIL}]
+    return _of("gpu_kernels", NSYS, [{"pid": 4711, "device": 0, **row} for row in rows])
+
+
+def _host_time() -> Table:
+    """The main thread's steady steps, those before them, and another thread's."""
+    ms, demo = 1_000_000, "/home/ada/project/scripts/demo"
+    main = {"pid": 4242, "tid": 4242, "thread": "MainThread", "role": "main", "part": "steady", "part_ns": 3000 * ms}
+    known = (
+        ("native", "forward", "CNN.forward", 41, "Conv2d.forward", "convolution (libtorch_cpu.so)", 1100),
+        ("native", "backward", "train", 88, "Tensor.backward", "_engine_run_backward", 640),
+        ("file", "checkpoint", "save", 61, "torch.save", "fsync (libc.so.6)", 560),
+        ("python", "data", QUOTES, 17, None, None, 260),
+        ("python", None, LONG, None, None, None, 40),
+        ("gil", "data", EVIL, 9, None, None, 90),
+        ("lock", None, "train", 90, "Queue.get", None, 60),
+        ("unknown", None, None, None, None, None, 33),
+    )
+    columns = ("state", "phase", "function", "line", "below", "native")
+    rows = [
+        {
+            **main,
+            **dict(zip(columns, row[:-1], strict=True)),
+            "file": row[2] and f"{demo}/train_cnn.py",
+            "behind": "prefetch" if row[0] == "gil" else None,
+            "samples": row[-1] // 10,
+            "total_ns": row[-1] * ms,
+        }
+        for row in known
+    ]
+    warm = {**rows[0], "part": "warm-up", "part_ns": 900 * ms}
+    return _of("host_time", "p09-py-spy", [*rows, warm, {**rows[0], "role": "thread", "tid": 4250}])  # fmt: skip
 
 
 def _transfers() -> Table:

@@ -302,7 +302,7 @@ def test_a_target_that_has_become_another_program_is_no_hanging_tool(tmp_path: P
     plan.write_text(plan.read_text().replace("flush: 1m", "flush: 1s"))
     result = profrun(plan, "--", "env", "sh", "-c", '[ -z "$UNDER_TOOL" ] || sleep 14', cwd=tmp_path)
     (under,) = [one for one in result.summary["passes"] if "nsys" in one["collectors"]]
-    assert under["wall_s"] >= 14, under["notes"]
+    assert under["wall_s"] > 12, under["notes"]
     assert [note for note in under["notes"] if "was stopped" in note] == []
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from orchestrator.model import Capture, Check, Job, Launch, Metric, Picks, Status, Tool, ToolProbe, Trust
+from orchestrator.model import Capture, Check, Clock, Job, Launch, Metric, Picks, Status, Tool, ToolProbe, Trust
 from orchestrator.tables import Table
 from orchestrator.units import Duration
 
@@ -30,6 +30,8 @@ class Parsed:
     reason: str | None = None
     trust: Trust | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    clock: Clock | None = None
+    """How the tool's times become those of the tables, where these are on the epoch's clock."""
 
 
 class Collector(BaseModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -13,7 +14,7 @@ from pydantic import Field, field_validator
 from orchestrator import gpus, launching, sampler
 from orchestrator.collectors.base import Collector, Parsed
 from orchestrator.errors import ParseError
-from orchestrator.model import Beside, Capture, Check, Expect, Job, Launch, Sign, Tool, When
+from orchestrator.model import Beside, Capture, Check, Clock, Expect, Job, Launch, Sign, Tool, When
 from orchestrator.units import Duration, Size
 
 if TYPE_CHECKING:
@@ -124,8 +125,11 @@ class Monitor(Collector):
         if not len(found.table):
             why = "no reading lies within the run: it was too short, or the wall clock was set meanwhile"
             return Parsed((), found.notes, "empty", why)
+        error_ns = found.table.clock_error_ns
+        clock = None if error_ns is None else Clock(0, 1.0, error_ns, "Unix time before each reading, which takes as long")
+        whole = Parsed((found.table,), found.notes, metrics=found.metrics, clock=clock)
         if found.damage:
-            return Parsed((found.table,), found.notes, "degraded", found.damage, metrics=found.metrics)
+            return replace(whole, status="degraded", reason=found.damage)
         if self.gpus is True and not found.gpus:
-            return Parsed((found.table,), found.notes, "degraded", "no GPU could be read", metrics=found.metrics)
-        return Parsed((found.table,), found.notes, metrics=found.metrics)
+            return replace(whole, status="degraded", reason="no GPU could be read")
+        return whole

@@ -257,9 +257,9 @@ class Nsys(Collector):
         content = nsys.read(path)
         if content.lost:
             rest = tuple(note for note in content.notes if note not in content.lost)
-            return Parsed(content.tables, rest, "degraded", "; ".join(content.lost))
+            return Parsed(content.tables, rest, "degraded", "; ".join(content.lost), clock=content.clock)
         if content.tables:
-            return Parsed(content.tables, content.notes)
+            return Parsed(content.tables, content.notes, clock=content.clock)
         return Parsed((), content.notes, "empty", "nsys recorded no event of what was traced")
 
 

@@ -21,13 +21,14 @@ from orchestrator import attached
 from orchestrator.collectors.base import Collector, Parsed
 from orchestrator.errors import ParseError
 from orchestrator.formats import logs, pyspy
-from orchestrator.formats.stacks import Row, functions_table, stacks_table
-from orchestrator.model import Beside, Capture, Check, Expect, Job, Launch, Sign, Status, ToolProbe, When
+from orchestrator.formats.stacks import Row, Spans, functions_table, stacks_table
+from orchestrator.model import Beside, Capture, Check, Clock, Expect, Job, Launch, Sign, Status, ToolProbe, When
 from orchestrator.standalone import lives
 from orchestrator.units import Duration, Frequency, frequency, show_duration
 
 if TYPE_CHECKING:
     from orchestrator.machine import Machine
+    from orchestrator.tables import Table
 
 ENOUGH = 0.8
 """A capture with less than this share of the samples asked for is degraded."""
@@ -40,6 +41,8 @@ _SAMPLING = "Sampling process"
 """What py-spy says once it has attached; a Python that waits for it in its start-up then goes on."""
 _OUR_WAIT = "wait_until_tools_are_ready ("
 """The function of ours (inject/bell.py) in which a process waits for its tools: no time of the program."""
+_NATIVE_BELOW = 6
+"""So many native frames may lie below it."""
 _REPLACED = "none of {0} samples could be read: the process has replaced its program (exec)"
 
 
@@ -198,8 +201,10 @@ class PySpy(Collector):
         status, reason = quality.verdict()
         rows = reading.rows
         makers = (stacks_table, functions_table) if rows else ()
-        tables = tuple(make(rows, rate_hz).with_ranks(reading.ranks) for make in makers)
-        return Parsed(tables, tuple(quality.notes()), status, reason)
+        tables = [make(rows, rate_hz) for make in makers]
+        tables += [reading.spans_table()] if reading.spans else []
+        ranked = tuple(table.with_ranks(reading.ranks) for table in tables)
+        return Parsed(ranked, tuple(quality.notes()), status, reason, clock=reading.clock())
 
 
 _TRACED = (
@@ -307,6 +312,7 @@ class _Reading:
     """The rank by pid; grows by those whom only the samples have shown."""
     rows: list[Row] = field(default_factory=list)
     damages: list[str] = field(default_factory=list)
+    spans: Spans = field(default_factory=Spans)
     outside: set[tuple[int | None, int | None]] = field(default_factory=set)
     """The threads, as (pid, tid), that were seen without any frame of Python, such as autograd's."""
 
@@ -323,20 +329,46 @@ class _Reading:
             scale_ns = 1 if path.suffix == ".json" else period_ns
             names = pyspy.thread_names(stack.thread for stack in profile.stacks)
             self._inherit({thread.pid for thread, _, _ in profile.stacks if thread.pid is not None})
-            for thread, frames, weight in profile.stacks:
-                if frames and frames[-1].startswith(_OUR_WAIT):
+            spy = self.logs.spies.get(_serial(path), pyspy.Log())
+            in_time = profile.spans if kind == "wall" and spy.started_ns is not None else None
+            times = _times(in_time, len(profile.stacks), spy.started_ns or 0)
+            for (thread, frames, weight), seen in zip(profile.stacks, times, strict=True):
+                if any(frame.startswith(_OUR_WAIT) for frame in frames[-_NATIVE_BELOW:]):
                     continue
                 if not frames:  # py-spy counts no sample of it, and draws it on until it sees a frame again
                     self.outside.add((thread.pid, thread.tid))
                     continue
                 name = names.get((thread.pid, thread.tid)) if thread.tid is not None else None
                 self.rows.append(Row(thread.pid, thread.process, name, kind, frames, weight * scale_ns))
+                self.spans.add((thread.pid, thread.tid, name, frames), seen)
+
+    @property
+    def error_ns(self) -> int:
+        """py-spy's zero is known to 1 ms, a change of the stack to two periods."""
+        return round(2e9 / self.rate_hz) + 1_000_000
+
+    def clock(self) -> Clock | None:
+        zero_ns = next((log.started_ns for log in self.logs.spies.values() if log.started_ns is not None), None)
+        return None if zero_ns is None else Clock(zero_ns, 1e3, self.error_ns, "when py-spy began, and its rate")
+
+    def spans_table(self) -> Table:
+        """The table `stack_spans`."""
+        return self.spans.table(self.error_ns)
 
     def _inherit(self, pids: Iterable[int]) -> None:
         """What one py-spy has seen is a process and what it has started: where their rank is known, it is one."""
         known = {self.ranks[pid] for pid in pids if pid in self.ranks}
         if len(known) == 1:
             self.ranks.update({pid: min(known) for pid in pids if pid not in self.ranks})
+
+
+def _times(spans: pyspy.Spans | None, count: int, zero_ns: int) -> list[list[tuple[int, int]]]:
+    """For each of the stacks when it was on top: start, ns since the Unix epoch, and duration."""
+    times: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    if spans is not None:
+        for place, start_ns, duration_ns in zip(spans.stack, spans.start_ns, spans.duration_ns, strict=True):
+            times[place].append((zero_ns + start_ns, duration_ns))
+    return times
 
 
 # ---------------------------------------------------------------- judging

@@ -279,14 +279,14 @@ class Strace(Collector):
 
         known = {*([run.pid] if run and run.pid else []), *(one.pid for one in _processes(capture))}
         trace = read_trace(path, self.events, known)
-        tables = (trace.syscalls, trace.paths, trace.events)
+        tables = (trace.syscalls, trace.paths, trace.events, trace.spans)
         span_s = (trace.last_ns - trace.first_ns) / 1e9 if trace.last_ns and trace.first_ns else _watched_s(capture)
-        notes = (*self._pace(trace.calls, span_s, capture), *_unreturned(trace))
+        notes = (*self._pace(trace.calls, span_s, capture), *_unreturned(trace), *_left_out(trace))
         dropped = trace.syscalls.dropped
         if dropped > (1 - READABLE) * (trace.calls + dropped):
             reason = f"{dropped} lines could not be read, beside {trace.calls} calls that could"
-            return Parsed(tables, notes, "degraded", reason)
-        return Parsed(tables, notes) if trace.calls else Parsed((), notes, "empty", _NOTHING)
+            return Parsed(tables, notes, "degraded", reason, clock=trace.clock)
+        return Parsed(tables, notes, clock=trace.clock) if trace.calls else Parsed((), notes, "empty", _NOTHING)
 
     def _pace(self, calls: int, span_s: float | None, capture: Capture) -> tuple[str, ...]:
         filtered = any("--seccomp-bpf" in argv for argv in capture.commands)
@@ -348,6 +348,7 @@ def _together(parts: Sequence[Parsed], lost: Sequence[str]) -> Parsed:
         tuple(note for part in parts for note in part.notes),
         "degraded" if reasons else None,
         "; ".join(reasons) or None,
+        clock=next((part.clock for part in with_data if part.clock), None),
     )
 
 
@@ -380,3 +381,9 @@ def _unreturned(trace: Trace) -> tuple[str, ...]:
     if not trace.unreturned:
         return ()
     return (f"{trace.unreturned} calls had not returned when the log or their thread ended; the tables leave them out",)
+
+
+def _left_out(trace: Trace) -> tuple[str, ...]:
+    if not trace.spans.dropped:
+        return ()
+    return (f"of the calls one by one (syscall_spans) the {len(trace.spans):,} longest are kept; all are counted",)

@@ -14,7 +14,7 @@ from pydantic import Field
 from orchestrator import armed
 from orchestrator.collectors.base import Collector, Parsed
 from orchestrator.errors import ParseError
-from orchestrator.model import Beside, Capture, Check, Child, Expect, Job, Launch, Sign, Tool
+from orchestrator.model import Beside, Capture, Check, Child, Clock, Expect, Job, Launch, Sign, Tool
 from orchestrator.units import Duration, Size, show_bytes
 
 if TYPE_CHECKING:
@@ -128,12 +128,14 @@ class Torch(Collector):
         if not found:
             return Parsed(status="empty", reason=_why_none(recorded))
         contents = _telling([(one, *one.tables()) for one in found])
-        tables = tuple(table for _, tables, _, _ in contents for table in tables)
-        notes = tuple(dict.fromkeys(note for _, _, notes, _ in contents for note in notes))
-        cut = sorted({one.cut or _NO_END for one, _, _, truncated in contents if one.cut or truncated})
+        tables = tuple(table for _, tables, *_ in contents for table in tables)
+        notes = tuple(dict.fromkeys(note for _, _, notes, *_ in contents for note in notes))
+        cut = sorted({one.cut or _NO_END for one, _, _, truncated, _ in contents if one.cut or truncated})
+        clock = next((clock for *_, clock in contents if clock), None)
         notes += _told_inside(capture)
         lost = [*([f"truncated: {'; '.join(cut)}"] if cut else []), *_missing(recorded)]
-        return Parsed(tables, (*_ranks(recorded), *notes), "degraded" if lost else None, "; ".join(lost) or None)
+        notes = (*_ranks(recorded), *notes)
+        return Parsed(tables, notes, "degraded" if lost else None, "; ".join(lost) or None, clock=clock)
 
 
 ARTIFACTS = (
@@ -204,12 +206,12 @@ class _Recording:
     def cut(self) -> str | None:
         return self.facts.get("cut")
 
-    def tables(self) -> tuple[list[Table], list[str], bool]:
-        """The tables of this process, what is to be said of it, and whether the trace's end is missing."""
+    def tables(self) -> tuple[list[Table], list[str], bool, Clock | None]:
+        """The tables of this process, what is to be said of it, whether the trace's end is missing, and its clock."""
         from orchestrator.formats import kineto
 
         if self.trace is None:
-            return [], [], False
+            return [], [], False, None
         content, rank, pid = kineto.read(self.trace), self.rank, self.facts.get("pid")
         tables = [table for table in content.tables if table.name != "torch_ops" or self.averages is None]
         if self.averages is not None:
@@ -223,10 +225,10 @@ class _Recording:
         where = "beside the program's own threads" if self.facts.get("beside") else "of the run, between steps"
         cost = f"to start and to save it took {took} {where}"
         time = () if self.facts.get("by_steps") else (_BY_TIME,)
-        return tables, [*content.notes, f"{said}; {cost}", *time], content.truncated
+        return tables, [*content.notes, f"{said}; {cost}", *time], content.truncated, content.clock
 
 
-_Content = tuple[_Recording, "list[Table]", list[str], bool]
+_Content = tuple[_Recording, "list[Table]", list[str], bool, "Clock | None"]
 _NO_END = "the end of the trace is missing"
 
 

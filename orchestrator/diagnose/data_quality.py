@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 SPREAD_LIMIT = 0.10
 """pyperf calls a benchmark unstable when its standard deviation is 10 % of the mean or more (pyperf, `check`
 command)."""
+FEWEST_RUNS = 3
+"""Bare runs that give an interval worth having."""
+SAME_WORK = 0.05
+"""Runs whose CPU time differs by no more than this had the same to do."""
 
 
 def unstable_timing(report: Report) -> Iterator[Finding]:
@@ -36,21 +41,81 @@ def unstable_timing(report: Report) -> Iterator[Finding]:
     )
 
 
+def few_repeats(report: Report) -> Iterator[Finding]:
+    """With one bare run nothing is known of chance: of a slowdown, or a difference to another run, nobody can say
+    whether it is one. Two give an interval by Student's t that is 13 standard errors wide to each side, three 4."""
+    bare = [record for record in report.passes if record.role == "bare" and record.run]
+    profiled = [record for record in report.passes if record.role == "profiled" and record.run]
+    attached = any(record.run and record.run.attached for record in report.passes)
+    if report.run.imported or attached or not profiled or len(bare) >= FEWEST_RUNS:
+        return
+    what = {0: "No bare run was made", 1: "One bare run was made"}.get(len(bare), f"{len(bare)} bare runs were made")
+    yield Finding(
+        rule="few_repeats",
+        category="data_quality",
+        severity="info",
+        title=f"{what}: too few to tell small differences from chance",
+        advice=f"Set timing.repeats to {FEWEST_RUNS} or more before you say that something is faster or slower.",
+        confidence="high",
+        evidence=(Evidence("runs", "bare", len(bare), "runs"),),
+        sources=tuple(c.id for c in report.captures if c.collector == "timing"),
+    )
+
+
+def disturbed_runs(report: Report) -> Iterator[Finding]:
+    """Some bare runs took longer than the others, and had no more to do: their CPU time is that of the others. Then the
+    program waited, for a processor, a disk, a network that others used. Outliers are those of `stats.outliers`."""
+    wall, runs = report.metrics.get("wall_s"), {p.id: p.run for p in report.passes if p.role == "bare" and p.run}
+    if wall is None or wall.median is None or len(runs) < FEWEST_RUNS:
+        return
+    used = {
+        id_: run.user_s + run.sys_s for id_, run in runs.items() if run.user_s is not None and run.sys_s is not None
+    }
+    usual_s = statistics.median(used.values()) if used else None
+    late = [
+        id_
+        for id_ in wall.outliers
+        if id_ in used and usual_s and runs[id_].wall_s > wall.median and used[id_] <= (1 + SAME_WORK) * usual_s
+    ]
+    if not late:
+        return
+    worst = max(late, key=lambda id_: runs[id_].wall_s)
+    yield Finding(
+        rule="disturbed_runs",
+        category="data_quality",
+        severity="minor",
+        title=f"{', '.join(late)} took up to {runs[worst].wall_s / wall.median:.2f} times the usual time for the same "
+        "work: the machine had something else to do",
+        advice="Wait for an idle machine (`use: cpu_idle`), or repeat the run; the median is less bent than the mean.",
+        confidence="medium",
+        evidence=tuple(Evidence("runs", id_, round(runs[id_].wall_s, 6), "s") for id_ in late),
+        sources=tuple(c.id for c in report.captures if c.pass_id in late),
+    )
+
+
 def distorted_passes(report: Report) -> Iterator[Finding]:
-    """A tool slowed the program so much that its shares are those of another program."""
+    """A tool slowed the program, or its steps, so much that its shares are those of another program (`trust`)."""
     for record in report.passes:
-        captures = [c for c in report.captures if c.pass_id == record.id and c.trust == "distorted"]
-        if not captures or record.slowdown is None:
+        captures = [c for c in report.captures if c.pass_id == record.id and c.trust in ("distorted", "low")]
+        ratios = [ratio for ratio in (record.slowdown, record.step_slowdown) if ratio is not None]
+        if not captures or not ratios:
             continue
         tools = ", ".join(c.collector for c in captures)
+        by_steps = record.step_slowdown is not None and record.step_slowdown == max(ratios)
+        evidence = [
+            Evidence("passes", f"{record.id} {name}", round(ratio, 2), "times the bare run")
+            for name, ratio in (("wall", record.slowdown), ("step", record.step_slowdown))
+            if ratio is not None
+        ]
         yield Finding(
             rule="distorted_passes",
             category="data_quality",
             severity="info",
-            title=f"Under {tools} the program took {record.slowdown:.1f} times as long as alone",
+            title=f"Under {tools} {'a step' if by_steps else 'the program'} took {max(ratios):.1f} times as long as "
+            "alone",
             advice="Trust counts and places from that pass, not durations or shares of the whole.",
             confidence="high",
-            evidence=(Evidence("passes", record.id, round(record.slowdown, 2), "times the bare run"),),
+            evidence=tuple(evidence),
             sources=tuple(c.id for c in captures),
         )
 
@@ -101,4 +166,4 @@ def _gpu_users(samples: pandas.DataFrame | None, captures: Sequence[str]) -> set
     return set(listed[listed.str.isdigit()].astype(int)) & set(own[own.str.isdigit()].astype(int))
 
 
-RULES = (unstable_timing, distorted_passes, unseen_gpu_processes)
+RULES = (unstable_timing, few_repeats, disturbed_runs, distorted_passes, unseen_gpu_processes)

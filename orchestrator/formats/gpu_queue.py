@@ -296,9 +296,9 @@ def gap_columns(gaps: Gaps, thread: Ints, host: Host) -> dict[str, Any]:
     """Columns of `gpu_gaps`. `thread` is the one that launched what came after each gap, as `host` numbers threads,
     MISSING where unknown: then, and where nothing of the kind was recorded, what it did is unknown too."""
     length, seen, known = gaps.end - gaps.start, gaps.launched != MISSING, thread != MISSING
-    api, api_ns, _ = _busiest(host.calls, gaps, thread)
-    os_call, os_call_ns, _ = _busiest(host.os_calls, gaps, thread)
-    function, _, samples = _busiest(host.samples, gaps, thread)
+    api, api_ns, _ = busiest(host.calls, gaps, thread)
+    os_call, os_call_ns, _ = busiest(host.os_calls, gaps, thread)
+    function, _, samples = busiest(host.samples, gaps, thread)
     return {
         "start_ns": gaps.start,
         "duration_ns": length,
@@ -306,7 +306,7 @@ def gap_columns(gaps: Gaps, thread: Ints, host: Host) -> dict[str, Any]:
         "launched_ns": _where(seen, gaps.launched - gaps.start),
         "api": api,
         "api_ns": _where(known & (host.calls is not None), np.minimum(api_ns, length)),
-        "range": _innermost(host.ranges, gaps, thread),
+        "range": innermost(host.ranges, gaps, thread),
         "os_call": os_call,
         "os_call_ns": _where(known & (host.os_calls is not None), np.minimum(os_call_ns, length)),
         "samples": _where(known & (host.samples is not None), samples),
@@ -318,7 +318,7 @@ def _where(known: Flags, values: NDArray[Any]) -> list[Any]:
     return [value if told else None for told, value in zip(known.tolist(), values.tolist(), strict=True)]
 
 
-def _busiest(spans: Spans | None, gaps: Gaps, thread: Ints) -> tuple[list[str | None], Ints, Ints]:
+def busiest(spans: Spans | None, gaps: Gaps, thread: Ints) -> tuple[list[str | None], Ints, Ints]:
     """For each gap the name that took most of it in that thread (all spans of one name together), how much that was,
     and how much all of them took."""
     best, most, every = np.zeros((3, len(gaps)), np.int64)
@@ -345,7 +345,7 @@ def _summed(gap: Ints, name: Ints, ns: Ints) -> tuple[Ints, Ints, Ints]:
     return gap[first], name[first], np.add.reduceat(ns[order], first)
 
 
-def _innermost(spans: Spans | None, gaps: Gaps, thread: Ints) -> list[str | None]:
+def innermost(spans: Spans | None, gaps: Gaps, thread: Ints) -> list[str | None]:
     """The name of the span of that thread that covers more than half of each gap; of several the one that began last,
     and of those the one that ended first."""
     best = np.full(len(gaps), -1, np.int64)

@@ -15,10 +15,11 @@ import numpy as np
 
 from orchestrator.errors import ParseError
 from orchestrator.formats import heap, kineto_gpu
-from orchestrator.formats.events import Ints, names, nullable
-from orchestrator.formats.kineto_events import PYTHON, RANGE, Trace, load
+from orchestrator.formats.events import Ints, names, narrow, nullable
+from orchestrator.formats.kineto_events import CALL, OP, PYTHON, RANGE, Calls, Trace, load
 from orchestrator.formats.kineto_ops import ROOT, device_name, innermost, torch_ops
-from orchestrator.tables import SCHEMAS, Table
+from orchestrator.model import Clock
+from orchestrator.tables import SCHEMAS, Coded, Table
 
 CLOCK_ERROR_NS = 36_000
 """How far times were found to be off, against clocks read inside the traced program."""
@@ -42,6 +43,14 @@ class Content:
     """Number of events with a duration by category, as the file names them."""
     truncated: bool = False
     """The file ends too early, or the profiler says that it stopped early."""
+
+    @property
+    def clock(self) -> Clock | None:
+        """Microseconds after the trace's base; of older versions after the epoch. None where they count from elsewhere."""
+        if not any(table.clock == "epoch" for table in self.tables):
+            return None
+        base = self.facts.get("baseTimeNanoseconds")
+        return Clock(base if isinstance(base, int) else 0, 1e3, CLOCK_ERROR_NS, "the base time in the trace")
 
 
 def read(path: Path, wanted: Set[str] | None = None) -> Content:
@@ -81,15 +90,20 @@ TABLES: tuple[tuple[tuple[str, ...], Callable[[Trace], Iterator[Table]]], ...] =
     (("gpu_kernel_summary",), kineto_gpu.kernel_summary),
     (("gpu_transfers", "gpu_transfer_summary", "gpu_transfer_sizes"), kineto_gpu.transfers),
     (("cuda_api_summary",), kineto_gpu.cuda_api_summary),
+    (("cuda_calls",), lambda trace: iter([cuda_calls(trace)])),
+    (("op_spans",), lambda trace: iter([op_spans(trace)])),
     (("torch_ops",), lambda trace: iter([torch_ops(trace, has_gpu=bool(len(trace.work) or _gpus(trace)))])),
     (("ranges",), lambda trace: iter([ranges(trace)])),
     (("memory",), lambda trace: iter([memory(trace)])),
 )
 """What is made of a trace, beside the queues of its GPUs, and by what."""
+SPAN_KINDS = {OP: "op", RANGE: "range", PYTHON: "python"}
 ALL = frozenset(name for names, _ in TABLES for name in names) | {*kineto_gpu.QUEUES}
-OF_OPERATORS = {"gpu_gaps", "torch_ops", "ranges", "memory"}
+OF_OPERATORS = {"gpu_gaps", "torch_ops", "op_spans", "ranges", "memory"}
 """Those for which it matters what ran on the CPU, beside the calls that launch."""
-WITHOUT_LAUNCHES = {"gpu_kernel_summary", "gpu_utilization", "cuda_api_summary", "torch_ops", "ranges"}
+WITHOUT_LAUNCHES = {
+    "gpu_kernel_summary", "gpu_utilization", "cuda_api_summary", "cuda_calls", "torch_ops", "op_spans", "ranges",
+}  # fmt: skip
 """Those that show of the GPU's work only its names and times."""
 
 
@@ -105,14 +119,29 @@ def _tables(trace: Trace, wanted: Set[str]) -> Iterator[Table]:
 
 def ranges(trace: Trace) -> Table:
     """record_function, and the steps of the profiler's schedule."""
-    calls = trace.calls.only(RANGE)
-    columns: dict[str, Any] = {
+    return Table("ranges", _spans(trace, trace.calls.only(RANGE)))
+
+
+def cuda_calls(trace: Trace) -> Table:
+    """Calls of the CUDA or HIP runtime and driver."""
+    calls = trace.calls.only(CALL)
+    return Table("cuda_calls", {**_spans(trace, calls), "correlation": nullable(narrow(calls.correlation))})
+
+
+def op_spans(trace: Trace) -> Table:
+    """Operators, the same ranges once more, and Python functions where they were recorded: what they lie within."""
+    calls = trace.calls.only(*SPAN_KINDS)
+    return Table("op_spans", {**_spans(trace, calls), "kind": names(calls.kind, SPAN_KINDS.__getitem__)})
+
+
+def _spans(trace: Trace, calls: Calls) -> dict[str, Any]:
+    """The columns of all that runs on threads."""
+    return {
         **_threads(trace, calls.thread),
-        "name": names(calls.name, trace.names.__getitem__),
+        "name": Coded(narrow(calls.name), trace.names),
         "start_ns": calls.start,
         "duration_ns": calls.end - calls.start,
     }
-    return Table("ranges", columns)
 
 
 def memory(trace: Trace) -> Table:
@@ -135,9 +164,12 @@ def memory(trace: Trace) -> Table:
 # ---------------------------------------------------------------- columns
 
 
-def _threads(trace: Trace, numbers: Ints) -> dict[str, list[int | None]]:
-    found = [trace.threads[n] for n in numbers.tolist()]
-    return {"pid": [pid for pid, _ in found], "thread": [thread for _, thread in found]}
+def _threads(trace: Trace, numbers: Ints) -> dict[str, Coded]:
+    codes = narrow(numbers)
+    return {
+        "pid": Coded(codes, [pid for pid, _ in trace.threads]),
+        "thread": Coded(codes, [thread for _, thread in trace.threads]),
+    }
 
 
 def _timed(trace: Trace, table: Table) -> Table:

@@ -59,12 +59,13 @@ RATES: Mapping[str, Mapping[str, Rate]] = {
     "host": {
         **_BUSY, **_shares("user", "system", "iowait", "steal"), **_PRESSURE,
         **_per_s("context_switches", "forks", "page_faults", "major_faults", "net_receive_bytes", "net_send_bytes"),
-        **_per_s(*_BYTES),
+        **_per_s(*_BYTES), "throttled_us": Rate("throttled_pct", 1e5),
     },
     "core": _BUSY,
     "process": {
         **_CPU, **_per_s("read_bytes", "write_bytes", "voluntary_switches", "involuntary_switches", "minor_faults"),
-        **_per_s("major_faults", *_BYTES),
+        **_per_s("major_faults", *_BYTES), "system_ns": Rate("cpu_system_pct", 100.0),
+        "queue_ns": Rate("queue_pct", 100.0), "main_queue_ns": Rate("main_queue_pct", 100.0),
     },
     "tree": _CPU,
     "monitor": _CPU,

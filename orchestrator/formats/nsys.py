@@ -6,12 +6,13 @@ many rows with few values stay encoded (tables.Coded): of ten million kernels a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,9 +20,10 @@ import numpy as np
 from orchestrator.errors import ParseError
 from orchestrator.formats import heap
 from orchestrator.formats.events import MISSING, Ints, names, narrow, nullable, summary
-from orchestrator.formats.nsys_export import MEMSET, Export, opened, without_version
+from orchestrator.formats.nsys_export import CLOCK_ERROR_NS, MEMSET, Export, opened, without_version
 from orchestrator.formats.nsys_gpu import gpu_gaps, gpu_launches, gpu_utilization
 from orchestrator.formats.sqlite_pages import distinct
+from orchestrator.model import Clock
 from orchestrator.tables import Coded, Table
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -66,6 +68,11 @@ class Content:
     lost: tuple[str, ...] = ()
     """Which of the notes say that rows are missing."""
 
+    @property
+    def clock(self) -> Clock | None:
+        start = self.start_epoch_ns
+        return None if start is None else Clock(start, 1.0, CLOCK_ERROR_NS, "the session's start as nsys has noted it")
+
 
 def read(path: Path) -> Content:
     """The tables of an export; of a damaged one what is left of it, with the loss in its tables and notes.
@@ -102,17 +109,45 @@ def summaries(path: Path) -> list[Table]:
 # ---------------------------------------------------------------- one function a table
 
 
-def os_calls_summary(export: Export) -> Iterator[Table]:
-    """OSRT_API as `nsys stats` osrtsum / osrt_sum shows it."""
+def os_calls(export: Export) -> Iterator[Table]:
+    """OSRT_API as `nsys stats` osrtsum / osrt_sum shows it, and call by call."""
     where = f"eventClass = {OS_CALL}" if export.has("OSRT_API", "eventClass") else "1"
     durations, name = export.events("OSRT_API", "nameId", where=where)
     yield summary("os_calls_summary", name, durations, export.string)
+    yield _calls(export, "os_calls", "OSRT_API", export.string, f"{where} AND {ENDED}")
 
 
 def cuda_api_summary(export: Export) -> Iterator[Table]:
     """Calls of the CUDA runtime and driver, as cudaapisum / cuda_api_sum shows them."""
     durations, name = export.events(CALLS, "nameId")
     yield summary("cuda_api_summary", name, durations, lambda n: without_version(export.string(n)))
+
+
+def cuda_calls(export: Export) -> Iterator[Table]:
+    """The same call by call."""
+    (correlation,) = export.ints(CALLS, "correlationId", where=ENDED)
+    more = {"correlation": nullable(narrow(correlation))}
+    yield _calls(export, "cuda_calls", CALLS, lambda n: without_version(export.string(n)), ENDED, more)
+
+
+def _calls(
+    export: Export,
+    table: str,
+    source: str,
+    name: Callable[[int], str],
+    where: str,
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> Table:
+    """The calls that threads made. Process, thread and name are of the same codes: those of their combinations."""
+    start, end, *both = export.ints(source, "start", "end", "nameId", "globalTid", where=where)
+    codes, (named, thread) = distinct(both)
+    columns = {
+        "pid": Coded(codes, [_pid(tid) for tid in thread.tolist()]),
+        "thread": Coded(codes, [_tid(tid) for tid in thread.tolist()]),
+        "duration_ns": end - start,
+        "name": Coded(codes, [name(number) for number in named.tolist()]),
+    }
+    return export.timed(table, start, {**columns, **more})
 
 
 def gpu_kernels(export: Export) -> Iterator[Table]:
@@ -224,7 +259,7 @@ def ranges(export: Export) -> Iterator[Table]:
     columns = {
         "duration_ns": nullable(np.where(found.end == MISSING, MISSING, found.end - found.start)),
         "pid": names(found.thread, _pid),
-        "thread": names(found.thread, lambda tid: None if tid == MISSING else tid & 0xFFFFFF),
+        "thread": names(found.thread, _tid),
         "domain": found.domain,
         "name": found.name,
     }
@@ -269,12 +304,16 @@ class _Ranges:
 
 
 Maker: TypeAlias = Callable[[Export], Iterator[Table]]
-TABLES: tuple[Maker, ...] = (os_calls_summary, cuda_api_summary, gpu_graphs, gpu_transfers, ranges, gpu_kernels)
+TABLES: tuple[Maker, ...] = (
+    os_calls, cuda_api_summary, cuda_calls, gpu_graphs, gpu_transfers, ranges, gpu_kernels,
+)  # fmt: skip
 QUEUES: tuple[Maker, ...] = (gpu_utilization, gpu_gaps, gpu_launches)
 
 SOURCES = {
     "os_calls_summary": "OSRT_API",
+    "os_calls": "OSRT_API",
     "cuda_api_summary": CALLS,
+    "cuda_calls": CALLS,
     "gpu_graphs": GRAPHS,
     "gpu_transfers": COPIES,
     "gpu_transfer_summary": COPIES,
@@ -306,6 +345,11 @@ def _full(domain: str | None, name: str) -> str:
 def _pid(global_id: int) -> int | None:
     """The process, 24 bits of a serialised GlobalId."""
     return None if global_id == MISSING else global_id >> 24 & 0xFFFFFF
+
+
+def _tid(global_id: int) -> int | None:
+    """The thread, its lower 24 bits."""
+    return None if global_id == MISSING else global_id & 0xFFFFFF
 
 
 def _known(number: int) -> int | None:

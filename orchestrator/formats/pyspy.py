@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -54,6 +55,18 @@ class Profile:
 
     stacks: list[Stack]
     damage: str | None = None
+    spans: Spans | None = None
+    """When each stack was on top; None where the file does not tell."""
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The stacks of a chrome trace in time, each as long as it was seen unchanged. Three arrays of one length: the
+    place in `Profile.stacks`, start and duration, in ns since the trace's start."""
+
+    stack: array[int]
+    start_ns: array[int]
+    duration_ns: array[int]
 
 
 def read(path: Path, interval_ns: int, ended_ns: Mapping[tuple[int, int], int] | None = None) -> Profile:
@@ -120,7 +133,8 @@ def read_chrometrace(path: Path, interval_ns: int, ended_ns: Mapping[tuple[int, 
                 replay.take(event)
         except EOFError as error:
             damage = str(error)
-        return Profile(replay.stacks(), damage)
+        stacks = replay.stacks()
+        return Profile(stacks, damage, replay.spans())
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ParseError(f"{path.name}: an event is not one of py-spy's ({error!r}); {_USE}") from error
 
@@ -177,6 +191,8 @@ class _Replay:
         self.sample = (0, 0, 0)
         """Pid, pthread address and time of the sample whose events are being read."""
         self.weights: dict[int, int] = {}
+        self.seen = (array("q"), array("q"), array("q"))
+        """What was on top, since when and until when, in us."""
 
     def take(self, event: Mapping[str, Any]) -> None:
         phase = event["ph"]
@@ -221,7 +237,10 @@ class _Replay:
             for end in (self.ended_us.get((thread.pid or 0, tid)) for tid in (thread.tid or 0, 0)):
                 if end is not None and since - _CLOCK_US <= end < now:
                     now = max(since, end)
-            self.weights[node] = self.weights.get(node, 0) + now - since
+            if now > since:
+                self.weights[node] = self.weights.get(node, 0) + now - since
+                for column, value in zip(self.seen, (node, since, now), strict=True):
+                    column.append(value)
 
     def stacks(self) -> list[Stack]:
         """Closes what is open. A process that shared its address with one seen later had ended before that, as such
@@ -230,7 +249,17 @@ class _Replay:
         for key, (_, since) in self.doing.items():
             end = self.sample[2]
             self.close(key, end if self.latest[key[1]] == key[0] else min(end, since + self.interval_us))
-        return [Stack(self.nodes[n].thread, self.frames(n), us * 1000) for n, us in self.weights.items() if us > 0]
+        return [Stack(self.nodes[n].thread, self.frames(n), us * 1000) for n, us in self.weights.items()]
+
+    def spans(self) -> Spans:
+        """In the order in which they ended."""
+        places = {node: place for place, node in enumerate(self.weights)}
+        nodes, since, until = self.seen
+        return Spans(
+            array("q", map(places.__getitem__, nodes)),
+            array("q", (1000 * us for us in since)),
+            array("q", (1000 * (b - a) for a, b in zip(since, until, strict=True))),
+        )
 
     def frames(self, node: int) -> tuple[str, ...]:
         texts = []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from orchestrator.tables import Table
+from orchestrator.tables import Coded, Table
 
 NO_FRAMES = "(no Python frame)"
 """Stands for the stack of a thread that has none yet, or no longer."""
@@ -67,6 +68,46 @@ def functions_table(rows: Sequence[Row], rate_hz: float) -> Table:
             lines.append((-self_ns, -total_ns, (pid, thread, kind, name, file, line, *counts, *shares)))
     lines.sort(key=lambda line: line[:2])
     return Table.of("functions", (values for _, _, values in lines))
+
+
+class Spans:
+    """Stacks in time: which was on top in a thread, from when and how long."""
+
+    def __init__(self) -> None:
+        self.owners: list[tuple[int | None, int | None, str | None, tuple[str, ...]]] = []
+        """Pid, OS thread id, thread name and frames of each distinct stack."""
+        self.columns = (array("q"), array("q"), array("q"))
+        """The place in `owners`, start in ns since the Unix epoch, duration in ns."""
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def add(
+        self, owner: tuple[int | None, int | None, str | None, tuple[str, ...]], times: Iterable[tuple[int, int]]
+    ) -> None:
+        place = len(self.owners)
+        self.owners.append(owner)
+        for start_ns, duration_ns in times:
+            for column, value in zip(self.columns, (place, start_ns, duration_ns), strict=True):
+                column.append(value)
+
+    def table(self, error_ns: int) -> Table:
+        """The table `stack_spans`, by start."""
+        import numpy as np
+
+        place, start_ns, duration_ns = (np.frombuffer(column, np.int64) for column in self.columns)
+        order = np.argsort(start_ns, kind="stable")
+        place = place[order]
+        pid, tid, thread, frames = zip(*self.owners, strict=True)
+        columns: dict[str, Any] = {
+            "pid": Coded(place, pid),
+            "tid": Coded(place, tid),
+            "thread": Coded(place, thread),
+            "start_ns": start_ns[order],
+            "duration_ns": duration_ns[order],
+            "stack": Coded(place, [";".join(one) for one in frames]),
+        }
+        return Table("stack_spans", columns, clock="epoch", clock_error_ns=error_ns)
 
 
 def _samples(weight_ns: int, rate_hz: float) -> int:

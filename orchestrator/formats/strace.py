@@ -15,7 +15,9 @@ from typing import Any, BinaryIO, Literal
 
 from orchestrator.errors import ParseError
 from orchestrator.formats.strace_plain import BY_FD, BY_FOLDER, BY_NAME, BY_RESULT, NOWHERE, Plain
+from orchestrator.formats.strace_spans import NONE, Spans
 from orchestrator.formats.syscalls import syscall_class
+from orchestrator.model import Clock
 from orchestrator.tables import Table
 
 # summary --------------------------------------------------------------------------------------------------------------
@@ -149,6 +151,8 @@ _LONGEST_LINE = 1 << 26
 _FIRST_BYTES = 1 << 16
 _MOST_USES = 1 << 17
 """Distinct texts that name a file and are remembered."""
+MOST_SPANS = 500_000
+"""Calls that are told one by one: of more the longest."""
 
 _HEAD = re.compile(
     rb"\s*(?:\[pid\s+(\d{1,9})(?:<[^>]*>)?\]\s+|(\d{1,9})(?:<[^>]*>)?\s+(?=\S))?"  # [pid 12], 12, 12<comm>
@@ -168,7 +172,7 @@ _INTERRUPTED = re.compile(rb"(.*\w\(.*)(?:strace: )?Process \d+ attached")
 _CALL_END = re.compile(rb'"(?:[^"\\]|\\.)*"|(?:\d|AT_FDCWD)<[^<>]*(?:->[^<>]*)*(?:<[^<>]*>)?>|(\)\s+= )', re.DOTALL)
 """Passes over strings and decorations, which may hold anything, to the end of the arguments."""
 _RESULT = re.compile(rb"(.*?)\s*(?:<(\d{1,7}\.\d{1,9})>)?", re.DOTALL)
-_FAILED = re.compile(rb"(?:-1|\?) (?:E[A-Z0-9]|\(errno )")
+_FAILED = re.compile(rb"(?:-1|\?) (E[A-Z0-9]\w*|\(errno \d+\))")
 
 _FD = re.compile(rb"\d+<(/[^<>]*|[^</>][^<>\[]*(?:\[(?:->|[^<>])*?\](?=>))?)(?:<[^<>]*>)?>(?:\(deleted\))?")
 """3</path>, 3</dev/null<char 1:3>>, 3<pipe:[7]>, 3<TCP:[a->b]>. strace writes < and > in a path as \\74 and \\76."""
@@ -191,8 +195,8 @@ _MOVES_BYTES = frozenset(
 _COUNT, _ERRORS, _TOTAL = range(3)
 # A tally, for a call in a thread, goes on with: shortest, longest.
 _MIN, _MAX = 3, 4
-# A use, for a call and a file: bytes read and written.
-_BYTES = 3
+# A use, for a call and a file: bytes read and written; the number of the file, which is no sum.
+_BYTES, _PATH = 3, 4
 _Sums = list[int]
 
 
@@ -204,19 +208,24 @@ class Trace:
     paths: Table
     events: Table
     """The slowest calls, slowest first; empty for a log without times (`-T`)."""
+    spans: Table
+    """The calls one by one, by start: all, or the longest, the others being counted as dropped. Empty likewise."""
     calls: int
     unreturned: int
     """Calls seen to start and not to return: still running at the end, cut off, or such as exit_group."""
     first_ns: int | None
     last_ns: int | None
     """The stamps of the first and the last line, on the clock of `events`."""
+    clock: Clock | None = None
+    """Of stamps in Unix time."""
     lines: Mapping[str, int] = field(default_factory=dict)
     """How many lines there are: `all`; `unfinished` and `resumed`, the halves of calls; `unknown result`, with `= ?`,
     also before an error; `signal`; `exited` and `killed`."""
 
 
-def read_trace(path: Path, events: int = 1000, processes: Collection[int] = ()) -> Trace:
-    """The tables `syscalls` (by thread), `syscall_paths` and `syscall_events` (the `events` slowest) of a log of calls.
+def read_trace(path: Path, events: int = 1000, processes: Collection[int] = (), spans: int = MOST_SPANS) -> Trace:
+    """The tables `syscalls` (by thread), `syscall_paths`, `syscall_events` (the `events` slowest) and `syscall_spans`
+    (at most `spans`) of a log of calls.
 
     Memory is bounded by the number of distinct threads, calls and files, not by the length of the log. Understood: a
     leading pid or [pid N] or none; the stamps -r, -t, -tt, -ttt or none; -T, -y, -yy, -i, -n, -k, -Y; calls in two
@@ -224,7 +233,7 @@ def read_trace(path: Path, events: int = 1000, processes: Collection[int] = ()) 
     `processes`: pids known to be processes, where the log alone can't tell them from threads. A time is None where the
     log has none. Raises ParseError when nothing of strace is found.
     """
-    log = _Log(events)
+    log = _Log(events, spans)
     with _opened(path) as file:
         for text in _blocks(file, path):
             log.feed(text)
@@ -269,7 +278,7 @@ class _Log:
     """Two ways through a line: `Plain` takes most of the layout that we record ourselves, many at a time; `_line` takes
     every line there is. Both end in the same tallies."""
 
-    def __init__(self, events: int) -> None:
+    def __init__(self, events: int, spans: int) -> None:
         self.recognised = 0
         self.dropped = 0
         self.unreturned = 0
@@ -279,7 +288,12 @@ class _Log:
         """The beginning of a line that strace's own message has broken in two."""
         self._serial = 0
         """Of the line that is read."""
-        self._plain = Plain(self)
+        self._spans = Spans(spans)
+        self._plain = Plain(self, self._spans)
+        self._calls: dict[bytes, int] = {}
+        self._paths: dict[bytes, int] = {}
+        self._errors: dict[bytes, int] = {}
+        """Numbers in the order of appearance."""
         self._tallies: dict[tuple[bytes, bytes], _Sums] = {}
         self._places: dict[bytes, dict[bytes, _Sums]] = {}
         """What each file was used for, by call."""
@@ -314,6 +328,15 @@ class _Log:
             return None
         path, end = _path(where, args, key)
         return self._use(path, name) if end <= len(key) else None
+
+    def path(self, use: _Sums) -> int:
+        return use[_PATH]
+
+    def call(self, name: bytes) -> int:
+        return self._calls.setdefault(name, len(self._calls))
+
+    def error(self, name: bytes) -> int:
+        return self._errors.setdefault(name, len(self._errors))
 
     def slow(self, ns: int, serial: int, *event: bytes) -> bool:
         return self._slowest.add(ns, serial, *event)
@@ -395,25 +418,35 @@ class _Log:
         self, thread: bytes, stamp: bytes, name: bytes, args: bytes, result: bytes, seconds: bytes | None
     ) -> None:
         ns = _nanoseconds(seconds or b"0")
-        failed = _FAILED.match(result) is not None
+        failed, path = _FAILED.match(result), NONE
         tally, where, moves = self.tally(thread, name), _where(name), name in _MOVES_BYTES
-        _add(tally, 1, failed, ns)
+        _add(tally, 1, failed is not None, ns)
         if where:
-            path, _ = _path(where, args, _key(where, args, result))
-            _add(self._use(path, name), 1, failed, ns, int(result[:15]) if moves and result.isdigit() else 0)
+            use = self._use(_path(where, args, _key(where, args, result))[0], name)
+            _add(use, 1, failed is not None, ns, int(result[:15]) if moves and result.isdigit() else 0)
+            path = use[_PATH]
         if seconds is not None:
             self._timed = True
             tally[_MIN], tally[_MAX] = min(tally[_MIN], ns), max(tally[_MAX], ns)
             if ns >= self._slowest.floor:
                 self._slowest.add(ns, self._serial, thread, stamp, name, args, result)
-        if seconds is not None:
+            self._keep(thread, stamp, ns, name, path, self.error(failed[1]) if failed else NONE)
             self._plain.know(name, where, moves, name not in _NEW_TASK)
         if name in _NEW_TASK and not failed and (child := re.match(rb"\d{1,9}", result)):
             self._parents[child[0]] = (thread, b"CLONE_THREAD" in args)
 
+    def _keep(self, thread: bytes, stamp: bytes, ns: int, name: bytes, path: int, error: int) -> None:
+        """One call more among those that are told one by one."""
+        start = _stamp_ns(stamp)
+        if start is None:
+            self._spans.skip()
+        else:
+            self._spans.add_one(start, ns, int(thread or NONE), self.call(name), path, error)
+
     def _use(self, path: bytes, name: bytes) -> _Sums:
         """What a call does to a file."""
-        return self._places.setdefault(path, {}).setdefault(name, [0, 0, 0, 0])
+        number = self._paths.setdefault(path, len(self._paths)) if path else NONE
+        return self._places.setdefault(path, {}).setdefault(name, [0, 0, 0, 0, number])
 
     # results ----------------------------------------------------------------------------------------------------------
 
@@ -421,19 +454,20 @@ class _Log:
         self._settle()
         roots = {b"%d" % pid for pid in processes}
         clock = self._clock
+        on_clock: dict[str, Any] = {"clock": clock.kind}
+        if clock.kind == "epoch":
+            on_clock["clock_error_ns"] = _STAMP_ERROR_NS
+        spans = self._span_columns(roots)
         return Trace(
             syscalls=Table.of("syscalls", self._syscall_rows(roots), dropped=self.dropped + bool(self._interrupted)),
             paths=Table.of("syscall_paths", self._path_rows()),
-            events=Table.of(
-                "syscall_events",
-                self._event_rows(roots),
-                clock=clock.kind,
-                clock_error_ns=_STAMP_ERROR_NS if clock.kind == "epoch" else None,
-            ),
+            events=Table.of("syscall_events", self._event_rows(roots), **on_clock),
+            spans=Table("syscall_spans", spans, dropped=self._spans.count - len(spans["start_ns"]), **on_clock),
             calls=sum(tally[_COUNT] for tally in self._tallies.values()),
             unreturned=self.unreturned + len(self._pending),
             first_ns=_stamp_ns(clock.first),
             last_ns=_stamp_ns(clock.last),
+            clock=Clock(0, 1e9, _STAMP_ERROR_NS, "Unix time in the log's stamps") if clock.kind == "epoch" else None,
             lines={"all": self._serial, **self._lines},
         )
 
@@ -459,6 +493,14 @@ class _Log:
     def _event_rows(self, roots: set[bytes]) -> Iterator[tuple[Any, ...]]:
         for ns, thread, stamp, *texts in self._slowest.events():
             yield self._process(thread, roots), _number(thread), _stamp_ns(stamp), ns, *map(_text, texts)
+
+    def _span_columns(self, roots: set[bytes]) -> dict[str, Any]:
+        def process(thread: int) -> int | None:
+            return self._process(b"%d" % thread if thread != NONE else b"", roots)
+
+        names = (name.decode("ascii", "replace") for name in self._calls)
+        calls = [(name, syscall_class(name)) for name in names]
+        return self._spans.columns(process, calls, [*map(_text, self._paths)], [*map(_text, self._errors)])
 
     def _process(self, thread: bytes, roots: set[bytes]) -> int | None:
         """The process of a thread: itself, if it was forked, called execve or is a root; else its creator's."""

@@ -14,6 +14,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.formats.strace_spans import NONE, Spans
+
 Ints: TypeAlias = NDArray[np.int64]
 Words: TypeAlias = NDArray[np.uint64]
 Flags: TypeAlias = NDArray[np.bool_]
@@ -135,16 +137,17 @@ class _Index:
 
 
 class _Sums:
-    """Sums by key: a column of `values` for each, and in `owners` what it is for."""
+    """Sums by key: a column of `values` for each, and in `numbers` the number of what it is for."""
 
-    def __init__(self, zero: tuple[int, ...]) -> None:
+    def __init__(self, zero: tuple[int, ...], number: Callable[[Any], int] = lambda _: NONE) -> None:
         """`zero`: what each sum begins with."""
-        self._zero = np.array(zero)[:, None]
+        self._zero, self._number = np.array(zero)[:, None], number
         self._forget()
 
     def _forget(self) -> None:
         self._index = _Index()
         self._owners: list[Any] = []
+        self.numbers = np.zeros(0, np.int64)
         self.values = np.repeat(self._zero, 256, axis=1)
 
     def __len__(self) -> int:
@@ -162,7 +165,9 @@ class _Sums:
         owners = [owner(index) for index in first.tolist()]
         wanted = np.array([owner is not None for owner in owners])
         self._index.insert(keys[first], np.where(wanted, len(self._owners) + np.cumsum(wanted) - 1, REFUSED))
-        self._owners += [owner for owner in owners if owner is not None]
+        owners = [owner for owner in owners if owner is not None]
+        self._owners += owners
+        self.numbers = np.append(self.numbers, np.array([*map(self._number, owners)], np.int64))
         if len(self._owners) > self.values.shape[1]:
             self.values = np.append(self.values, np.repeat(self._zero, len(self._owners), axis=1), axis=1)
         return self._index.find(keys)
@@ -398,6 +403,15 @@ class Sink(Protocol):
     def use(self, name: bytes, args: bytes, key: bytes, result: bytes) -> Any:
         """What those of a call and a file are for; None where `key` alone doesn't tell the file."""
 
+    def path(self, use: Any) -> int:
+        """The number of its file."""
+
+    def call(self, name: bytes) -> int:
+        """The number of a call."""
+
+    def error(self, name: bytes) -> int:
+        """The number of an error."""
+
     def slow(self, ns: int, serial: int, *event: bytes) -> bool:
         """Takes note of a slow call: thread, stamp, name, arguments, result. Whether it was slow enough."""
 
@@ -407,15 +421,17 @@ class Plain:
     `where` it names its file (NOWHERE to BY_RESULT), whether its result is a number of bytes, and whether counting is
     all that has to be done."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, spans: Spans) -> None:
         _keep_memory()
         self._sink = sink
+        self._spans = spans
         self._names = _Names()
         self.know = self._names.add
         self.tallies = _Sums((0, 0, 0, 1 << 62, -1))
         """Of the calls of a thread: how often, failures, ns in all, shortest, longest."""
-        self.uses = _Sums((0, 0, 0, 0))
+        self.uses = _Sums((0, 0, 0, 0), sink.path)
         """Of a file by a call: how often, failures, ns in all, bytes."""
+        self._errors = _Sums((), int)
 
     def take(
         self, text: bytes, serial: int, begun: Iterable[bytes], floor_ns: int
@@ -426,10 +442,12 @@ class Plain:
         serial: of the first line. begun: threads that have a call under way, of which only the first half is known."""
         block = _Block(text)
         calls = self._calls(block, np.array([int(thread) for thread in begun if thread.isdigit()], np.int64))
-        if not (counted := self._count_uses(block, calls)).all():
-            calls = calls.part(np.flatnonzero(counted))
+        counted, path = self._count_uses(block, calls)
+        if not counted.all():
+            calls, path = calls.part(np.flatnonzero(counted)), path[counted]
         self._count(calls)
         self._note(block, calls, serial, floor_ns)
+        self._keep(block, calls, path)
         left = np.ones(len(block.ends), np.bool_)
         left[calls.line] = left[calls.first] = False
         places = zip(np.flatnonzero(left).tolist(), block.starts[left].tolist(), block.ends[left].tolist(), strict=True)
@@ -461,10 +479,12 @@ class Plain:
         np.minimum.at(shortest, column, calls.ns)
         np.maximum.at(longest, column, calls.ns)
 
-    def _count_uses(self, block: _Block, calls: _Calls) -> Flags:
-        """Which calls can be counted here: not those whose file can't be told from where it should be named."""
+    def _count_uses(self, block: _Block, calls: _Calls) -> tuple[Flags, Ints]:
+        """Which calls can be counted here: not those whose file can't be told from where it should be named. And the
+        number of each one's file."""
         where = self._names.where[calls.name]
         counted: Flags = where == NOWHERE
+        path = np.full(len(where), NONE)
         index = np.flatnonzero(where != NOWHERE)
         calls, where = calls.part(index), where[index]
         start, end = _keys(block, calls, where)
@@ -485,7 +505,41 @@ class Plain:
         moving = np.flatnonzero(self._names.moves[calls.name])
         np.add.at(moved, column[moving], _results(block, calls.part(moving)))
         counted[index] = True
-        return counted
+        path[index] = self.uses.numbers[column]
+        return counted, path
+
+    def _keep(self, block: _Block, calls: _Calls, path: Ints) -> None:
+        """Hands over those that took long enough, one by one."""
+        count = len(calls.ns)
+        if self._spans.floor_ns >= 0:
+            long = np.flatnonzero(calls.ns > self._spans.floor_ns)
+            calls, path = calls.part(long), path[long]
+        call_of = np.array([*map(self._sink.call, self._names.texts)], np.int64)
+        self._spans.add(
+            count,
+            start=_times(block, calls.stamp),
+            ns=calls.ns,
+            thread=calls.pid,
+            name=call_of[calls.name],
+            path=path,
+            error=self._error(block, calls),
+        )
+
+    def _error(self, block: _Block, calls: _Calls) -> Ints:
+        """The number of each one's error: what stands behind `-1 `."""
+        failed = np.flatnonzero(calls.failed)
+        start = calls.result[failed] + 3
+        (mask, first), (mask_2, _) = (_before(block.words[start + at], _SPACES) for at in (0, 8))
+        keys = block.words[start] & mask
+        keys ^= np.where(first == 0, block.words[start + 8] & mask_2, np.uint64(0)) * _MIX_2
+
+        def owner(index: int) -> int:
+            return self._sink.error(block.text[start[index] : start[index] + 24].partition(b" ")[0])
+
+        column = self._errors.columns(keys, owner)
+        errors = np.full(len(calls.ns), NONE)
+        errors[failed] = self._errors.numbers[column]
+        return errors
 
     def _note(self, block: _Block, calls: _Calls, serial: int, floor_ns: int) -> None:
         slow = calls.part(np.flatnonzero(calls.ns > floor_ns))
@@ -531,6 +585,15 @@ def _hashes(block: _Block, start: Ints, end: Ints, seed: Ints) -> Words:
         more = np.flatnonzero(length > 16)
         left, start, length = left[more], start[more] + 16, length[more] - 16
     return hashes
+
+
+def _times(block: _Block, stamp: Ints) -> Ints:
+    """Stamps such as 1700000000.123456 in ns."""
+    tens = _number(block.words[stamp] ^ _ZEROS).astype(np.int64)
+    units = (block.bytes[stamp + 8] - ZERO) * np.int64(10) + (block.bytes[stamp + 9] - ZERO)
+    micros = _number((block.words[stamp + 11] ^ _ZEROS) << np.uint64(16)).astype(np.int64)
+    times: Ints = (tens * 100 + units) * 10**9 + micros * 1000
+    return times
 
 
 def _results(block: _Block, calls: _Calls) -> Ints:

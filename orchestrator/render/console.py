@@ -37,6 +37,8 @@ SHOWN = 12
 """Processes that are named in one line; the others are counted."""
 LABEL = 13
 """Columns of the words on the left of the summary: the longest status, and a space more between."""
+TOLD = 3
+"""Findings that are told at the end of a run; the others are in the report."""
 ENOUGH = 3
 """Of two runs the 95 % interval is many times as wide as what they differ by, and often reaches below zero."""
 _COLOURS = {"good": "32", "weak": "33", "bad": "31", "dim": "2"}
@@ -253,11 +255,22 @@ def _told(report: Report) -> Iterator[tuple[str, str]]:
     yield from (("drifted", text) for text in view.drifted(report))
     if not report.run.imported:
         yield from _lost(report)
-    yield from ((f.severity, f.title) for f in report.findings if f.severity != "info")
+    yield from _found(report)
     size = sum(a.bytes for c in report.captures for a in c.artifacts)
     pages = (report.folder / name for name in ("index.html", "report.md"))
     page = next((page for page in pages if page.exists()), report.folder)
     yield "report", str(page) + (f" ({show_bytes(size)} of raw data)" if size else "")
+
+
+def _found(report: Report) -> Iterator[tuple[str, str]]:
+    """The verdict and the costliest findings."""
+    if report.headline:
+        yield "verdict", report.headline.sentence
+    grave = [f for f in report.findings if f.severity != "info" and not f.healthy]
+    for one in grave[:TOLD]:
+        yield one.severity, one.title + (f": {price}" if (price := view.price(one)) else "")
+    if len(grave) > TOLD:
+        yield "", f"and {_plural(len(grave) - TOLD, 'finding')} more: profrun show {shlex.quote(str(report.folder))}"
 
 
 def _imported(report: Report) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,5 @@
-"""Flame graphs of (stack, weight) pairs: folded text, speedscope JSON, a self-contained SVG, a tree for pages to draw.
+"""Weighted call stacks with their frames as numbers, and what is written of them: folded text, speedscope JSON, a
+self-contained SVG, the tree that pages draw.
 
 A stack is text: its frames from the root to the leaf, separated by ';', each `function (file:line)`.
 """
@@ -8,63 +9,134 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from orchestrator.formats.stacks import split_frame
+import numpy as np
+
+from orchestrator.formats.folded import Ints, Tree
+from orchestrator.formats.stacks import is_own, split_frame
 from orchestrator.units import show_duration
 
 if TYPE_CHECKING:
     import pandas
+    import pyarrow
 
 Weighted = Iterable[tuple[str, int]]
 Unit = Literal["ns", "samples"]
 
 NARROW = 0.001
 """Frames with less than this share of everything are merged in a picture."""
+_AT_ONCE = 4096
+"""So many stacks are taken apart at once: what that takes is bounded, however many there are."""
 
 
-def by_thread(frame: pandas.DataFrame) -> tuple[dict[str, list[tuple[str, int]]], Unit]:
-    """The stacks of a table `stacks` by thread, each named as two frames, `COMMAND [PID];THREAD`; and their unit."""
-    unit: Unit = "ns" if frame["weight_ns"].notna().any() else "samples"
-    weights = frame["weight_ns" if unit == "ns" else "samples"].fillna(0).astype("int64")
-    columns = (
-        frame[name].astype(object).where(frame[name].notna(), None) for name in ("process", "pid", "thread", "stack")
-    )
-    found: dict[str, list[tuple[str, int]]] = {}
-    for process, pid, thread, stack, weight in zip(*columns, weights.tolist(), strict=True):
-        command = " ".join((process or "process").replace(";", ",").split())[:100]
-        owner = f"{command} [{pid}]" if pid is not None else command
-        found.setdefault(f"{owner};{(thread or 'all threads').replace(';', ',')}", []).append((stack, weight))
-    return found, unit
+@dataclass(frozen=True)
+class Stacks:
+    """Stacks of several threads.
+
+    names: the text of each frame. frames: the numbers of the frames of all stacks, one stack behind the other; `first`
+    says where each begins, and at its end where the last one ends. weights: of each stack, in `unit`. owner: of each
+    stack, a number into `threads`, each named as the frames below its stacks, `COMMAND [PID];THREAD`, '' for none."""
+
+    names: Sequence[str]
+    frames: Ints
+    first: Ints
+    weights: Ints
+    owner: Ints
+    threads: Sequence[str]
+    unit: Unit = "ns"
+
+    @classmethod
+    def of_table(cls, frame: pandas.DataFrame) -> Stacks:
+        """Of rows of a table `stacks`, weighted by time where it is known, else by samples."""
+        import pyarrow
+
+        unit: Unit = "ns" if frame["weight_ns"].notna().any() else "samples"
+        weights = frame["weight_ns" if unit == "ns" else "samples"].fillna(0).to_numpy("int64")
+        owners = frame[["process", "pid", "thread"]]
+        known = owners.drop_duplicates().astype(object)
+        threads = [_label(*key) for key in known.where(known.notna(), None).itertuples(index=False, name=None)]
+        owner = owners.groupby(list(owners), dropna=False, sort=False).ngroup().to_numpy("int64")
+        texts = pyarrow.array(frame["stack"].fillna("stack unknown"), pyarrow.large_string())
+        return cls(*_interned(texts), weights, owner, threads, unit)
+
+    @classmethod
+    def of(cls, threads: Mapping[str, Weighted], unit: Unit = "ns") -> Stacks:
+        """Of the (stack, weight) pairs of each thread."""
+        import pyarrow
+
+        rows = [(text, weight, number) for number, pairs in enumerate(threads.values()) for text, weight in pairs]
+        texts, weights, owner = zip(*rows, strict=True) if rows else ((), (), ())
+        interned = _interned(pyarrow.array(texts, pyarrow.large_string()))
+        return cls(*interned, np.array(weights, np.int64), np.array(owner, np.int64), list(threads), unit)
+
+    def numbers(self, stack: int) -> list[int]:
+        """The frames of one stack."""
+        numbers: list[int] = self.frames[self.first[stack] : self.first[stack + 1]].tolist()
+        return numbers
+
+    def tree(self) -> Tree:
+        """All stacks that have a weight, each on top of its thread's own frames."""
+        ids = {name: number for number, name in enumerate(self.names)}
+        below = [
+            b"".join(ids.setdefault(level, len(ids)).to_bytes(4, "big") for level in thread.split(";") if level)
+            for thread in self.threads
+        ]
+        numbers, first = self.frames.astype(">u4").tobytes(), (4 * self.first).tolist()
+        weights: dict[bytes, int | float] = defaultdict(int)
+        for owner, start, end, weight in zip(
+            self.owner.tolist(), first, first[1:], self.weights.tolist(), strict=False
+        ):
+            if weight:
+                weights[below[owner] + numbers[start:end]] += weight
+        nothing = np.zeros(0, np.int64)
+        return Tree.of(weights, list(ids)) if weights else Tree((), *[nothing] * 6)
 
 
-def together(threads: Mapping[str, Weighted]) -> Iterator[tuple[str, int]]:
-    """The stacks of all threads, each on top of its thread's own frames."""
-    return ((f"{thread};{stack}", weight) for thread, rows in threads.items() for stack, weight in rows)
+def _label(process: str | None, pid: int | None, thread: str | None) -> str:
+    """A thread's name as two frames. A tool that knows of no threads has put all of them together."""
+    command = " ".join((process or "process").replace(";", ",").split())[:100]
+    return f"{command}{'' if pid is None else f' [{pid}]'};{(thread or 'all threads').replace(';', ',')}"
 
 
-def folded(rows: Weighted) -> str:
+def _interned(texts: pyarrow.Array) -> tuple[list[str], Ints, Ints]:
+    """(names, frames, first) of Stacks."""
+    import pyarrow.compute as compute
+
+    ids: dict[str, int] = {}
+    frames, lengths = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]
+    for start in range(0, len(texts), _AT_ONCE):
+        parts = compute.split_pattern(texts.slice(start, _AT_ONCE), ";")
+        coded = parts.flatten().dictionary_encode()
+        numbers = np.array([ids.setdefault(name, len(ids)) for name in coded.dictionary.to_pylist()], np.int64)
+        frames.append(numbers[coded.indices.to_numpy()])
+        lengths.append(compute.list_value_length(parts).to_numpy())
+    return list(ids), np.concatenate(frames), np.cumsum(np.concatenate(lengths))
+
+
+def folded(stacks: Stacks) -> str:
     """One line for each distinct stack, `frame;frame WEIGHT`, sorted: what flamegraph.pl and others read."""
     weights: dict[str, int] = defaultdict(int)
-    for stack, weight in rows:
-        weights[stack.replace("\n", " ")] += weight
+    for stack, (owner, weight) in enumerate(zip(stacks.owner.tolist(), stacks.weights.tolist(), strict=True)):
+        names = [
+            name for name in (stacks.threads[owner], *map(stacks.names.__getitem__, stacks.numbers(stack))) if name
+        ]
+        weights[";".join(names).replace("\n", " ")] += weight
     return "".join(f"{stack} {weight}\n" for stack, weight in sorted(weights.items()))
 
 
-def speedscope(threads: Mapping[str, Weighted], name: str, unit: Unit = "ns") -> str:
+def speedscope(stacks: Stacks, name: str) -> str:
     """A file for speedscope.app: one `sampled` profile for each thread.
 
     Format: https://www.speedscope.app/file-format-schema.json"""
-    ids: dict[str, int] = {}
-    profiles = [_sampled(thread.replace(";", " · "), rows, unit, ids) for thread, rows in threads.items()]
     return json.dumps(
         {
             "$schema": "https://www.speedscope.app/file-format-schema.json",
-            "shared": {"frames": [_speedscope_frame(frame) for frame in ids]},
-            "profiles": profiles,
+            "shared": {"frames": [_speedscope_frame(frame) for frame in stacks.names]},
+            "profiles": [_sampled(stacks, number) for number in range(len(stacks.threads))],
             "name": name,
             "activeProfileIndex": 0,
             "exporter": "profrun",
@@ -73,111 +145,22 @@ def speedscope(threads: Mapping[str, Weighted], name: str, unit: Unit = "ns") ->
     )
 
 
-def _sampled(thread: str, rows: Weighted, unit: Unit, ids: dict[str, int]) -> dict[str, Any]:
-    samples, weights = [], []
-    for stack, weight in rows:
-        samples.append([ids.setdefault(frame, len(ids)) for frame in stack.split(";")])
-        weights.append(weight)
+def _sampled(stacks: Stacks, thread: int) -> dict[str, Any]:
+    rows = np.flatnonzero(stacks.owner == thread)
     return {
         "type": "sampled",
-        "name": thread,
-        "unit": "nanoseconds" if unit == "ns" else "none",
+        "name": stacks.threads[thread].replace(";", " · "),
+        "unit": "nanoseconds" if stacks.unit == "ns" else "none",
         "startValue": 0,
-        "endValue": sum(weights),
-        "samples": samples,
-        "weights": weights,
+        "endValue": int(stacks.weights[rows].sum()),
+        "samples": [stacks.numbers(row) for row in rows.tolist()],
+        "weights": stacks.weights[rows].tolist(),
     }
 
 
 def _speedscope_frame(frame: str) -> dict[str, Any]:
     function, file, line = split_frame(frame)
     return {"name": function, **({"file": file} if file else {}), **({"line": line} if line else {})}
-
-
-# ---------------------------------------------------------------- the tree behind the pictures
-
-
-def tree(rows: Weighted, max_nodes: int = 50_000) -> dict[str, Any]:
-    """The stacks as one tree, in preorder, the heaviest child first:
-
-    frames: the names; nodes: arrays of equal length `depth` (0: a root), `frame` (index into frames), `total`, `self`;
-    left_out: how many of the lightest nodes are missing because there were more than `max_nodes`."""
-    graph = _Graph.of(rows)
-    kept = graph.heaviest(max_nodes)
-    ids: dict[str, int] = {}
-    nodes: dict[str, list[int]] = {"depth": [], "frame": [], "total": [], "self": []}
-    for node, depth in graph.preorder(kept):
-        nodes["depth"].append(depth)
-        nodes["frame"].append(ids.setdefault(graph.names[graph.frame[node]], len(ids)))
-        nodes["total"].append(graph.total[node])
-        nodes["self"].append(graph.own[node])
-    return {"frames": list(ids), "nodes": nodes, "left_out": len(graph.frame) - 1 - len(kept)}
-
-
-@dataclass
-class _Graph:
-    """Nodes as parallel lists; node 0 is the root of all, and a node comes after its parent."""
-
-    names: list[str] = field(default_factory=list)
-    parent: list[int] = field(default_factory=lambda: [0])
-    frame: list[int] = field(default_factory=lambda: [-1])
-    own: list[int] = field(default_factory=lambda: [0])
-    total: list[int] = field(default_factory=list)
-    children: list[list[int]] = field(default_factory=list)
-    """The heaviest first."""
-
-    @classmethod
-    def of(cls, rows: Weighted) -> _Graph:
-        graph = cls()
-        ids: dict[str, int] = {}
-        below: list[dict[int, int]] = [{}]
-        for stack, weight in rows:
-            node = 0
-            for name in stack.split(";"):
-                frame = ids.setdefault(name, len(ids))
-                child = below[node].get(frame)
-                if child is None:
-                    child = below[node][frame] = len(below)
-                    below.append({})
-                    graph.parent.append(node)
-                    graph.frame.append(frame)
-                    graph.own.append(0)
-                node = child
-            graph.own[node] += weight
-        graph.names = list(ids)
-        graph.total = graph._totals()
-        graph.children = [sorted(kids.values(), key=lambda n: (-graph.total[n], n)) for kids in below]
-        return graph
-
-    def _totals(self) -> list[int]:
-        total = list(self.own)
-        for node in range(len(total) - 1, 0, -1):
-            total[self.parent[node]] += total[node]
-        return total
-
-    def heaviest(self, count: int) -> set[int]:
-        """The `count` heaviest nodes. None lacks its parent, which is no lighter and stands before it."""
-        nodes: Iterable[int] = range(1, len(self.frame))
-        if len(self.frame) - 1 > count:
-            nodes = sorted(nodes, key=lambda n: (-self.total[n], n))[:count]
-        return set(nodes)
-
-    def preorder(self, kept: set[int]) -> Iterator[tuple[int, int]]:
-        """(node, depth)"""
-        open_nodes = [(node, 0) for node in reversed(self.children[0])]
-        while open_nodes:
-            node, depth = open_nodes.pop()
-            if node in kept:
-                yield node, depth
-                open_nodes += [(child, depth + 1) for child in reversed(self.children[node])]
-
-    def size(self, node: int) -> int:
-        """How many nodes hang on it, itself included."""
-        count, open_nodes = 0, [node]
-        while open_nodes:
-            count += 1
-            open_nodes += self.children[open_nodes.pop()]
-        return count
 
 
 # ---------------------------------------------------------------- the picture
@@ -198,10 +181,9 @@ class _Box(NamedTuple):
     look: str
 
 
-def svg(rows: Weighted, title: str, unit: Unit = "ns") -> str:
+def svg(stacks: Stacks, title: str) -> str:
     """A flame graph in one file, the root on top: readable without script, a click zooms where scripts may run."""
-    graph = _Graph.of(rows)
-    picture = _Picture(graph, unit)
+    picture = _Picture(stacks.tree(), stacks.unit)
     boxes = list(picture.boxes())
     height = TOP + ROW * (1 + max((box.row for box in boxes), default=0)) + BOTTOM
     merged = f"{picture.merged_nodes} frames below {NARROW:.1%} are merged or left out" if picture.merged_nodes else ""
@@ -223,34 +205,41 @@ def svg(rows: Weighted, title: str, unit: Unit = "ns") -> str:
 class _Picture:
     """Where each frame stands."""
 
-    def __init__(self, graph: _Graph, unit: Unit) -> None:
-        self.graph, self.unit = graph, unit
-        self.all = graph.total[0] or 1
+    def __init__(self, tree: Tree, unit: Unit) -> None:
+        self.tree, self.unit = tree, unit
+        self.all = int(tree.weight)
         self.merged_nodes = 0
+        self._end, self._total, self._own = tree.end.data, tree.total.data, tree.own.data
 
     def boxes(self) -> Iterator[_Box]:
-        everything = f"all: {self.amount(self.graph.total[0])}"
+        everything = f"all: {self.amount(self.all)}"
         yield _Box(0, 1, 0, everything, everything, "all")
-        open_nodes = [(0, 0.0, 0)]
-        while open_nodes:
-            parent, left, row = open_nodes.pop()
-            wide = [n for n in self.graph.children[parent] if self.graph.total[n] >= NARROW * self.all]
+        opened = [(0, len(self.tree.depth), 0.0, 1)]  # the nodes between two, those on top of one another left out
+        while opened:
+            start, stop, left, row = opened.pop()
+            siblings = sorted(self.siblings(start, stop), key=self._total.__getitem__, reverse=True)
+            wide = [node for node in siblings if self._total[node] >= NARROW * self.all]
             for node in wide:
-                yield self.box(node, left, row + 1)
-                open_nodes.append((node, left, row + 1))
-                left += self.graph.total[node] / self.all
-            yield from self.narrow(self.graph.children[parent][len(wide) :], left, row + 1)
+                yield self.box(node, left, row)
+                opened.append((node + 1, self._end[node], left, row + 1))
+                left += self._total[node] / self.all
+            yield from self.narrow(siblings[len(wide) :], left, row)
+
+    def siblings(self, start: int, stop: int) -> Iterator[int]:
+        while start < stop:
+            yield start
+            start = self._end[start]
 
     def box(self, node: int, left: float, row: int) -> _Box:
-        name, total, own = self.graph.names[self.graph.frame[node]], self.graph.total[node], self.graph.own[node]
+        name, total, own = self.tree.names[self.tree.frame[node]], self._total[node], self._own[node]
         tip = f"{name}\n{self.amount(total)} ({total / self.all:.1%}), itself {self.amount(own)} ({own / self.all:.1%})"
         return _Box(left, total / self.all, row, name, tip, f"{origin(name)}{sum(name.encode()) % 3}")
 
     def narrow(self, nodes: list[int], left: float, row: int) -> Iterator[_Box]:
         """One box for all of them, where they fill one together."""
-        count, total = sum(map(self.graph.size, nodes)), sum(self.graph.total[n] for n in nodes)
+        count, total = sum(self._end[n] - n for n in nodes), sum(self._total[n] for n in nodes)
         self.merged_nodes += count
-        if total >= NARROW * self.all:
+        if total and total >= NARROW * self.all:
             tip = f"{count} narrow frames\n{self.amount(total)} ({total / self.all:.1%})"
             yield _Box(left, total / self.all, row, f"({count} narrow frames)", tip, "narrow")
 
@@ -258,17 +247,22 @@ class _Picture:
         return show_duration(weight / 1e9) if self.unit == "ns" else f"{weight} samples"
 
 
-_ORIGINS = {"own": "the program", "lib": "libraries", "native": "compiled code", "python": "the interpreter"}
-_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python[\d.]*/")
+_ORIGINS = {
+    "own": "the program",
+    "library": "libraries",
+    "stdlib": "Python's library",
+    "native": "compiled code",
+    "interpreter": "the interpreter",
+}
 
 
 def origin(frame: str) -> str:
     """Whose code it is: a key of _ORIGINS."""
     file = split_frame(frame)[1]
     if file is None or file.startswith("<frozen"):
-        return "python"
-    if _LIBRARY.search(file):
-        return "lib"
+        return "interpreter"
+    if not is_own(file):
+        return "library" if "-packages/" in file else "stdlib"
     return "own" if file.endswith((".py", ".ipynb", ".pyx")) or file.startswith("<") else "native"
 
 
@@ -329,16 +323,18 @@ svg{background:#fff}.head{font:600 16px system-ui,sans-serif;fill:#1c1c22}.note{
 .f{cursor:pointer}.f text{pointer-events:none}.f:hover rect{stroke:#17171c;stroke-width:1.2}.up{opacity:.45}
 .all rect{fill:#e4e4ea}.narrow rect{fill:#ececf1}
 .own0 rect{fill:#f5a862}.own1 rect{fill:#f7b678}.own2 rect{fill:#f29b50}
-.lib0 rect{fill:#9cc2e8}.lib1 rect{fill:#acccec}.lib2 rect{fill:#8db7e2}
+.library0 rect{fill:#9cc2e8}.library1 rect{fill:#acccec}.library2 rect{fill:#8db7e2}
+.stdlib0 rect{fill:#c3bbea}.stdlib1 rect{fill:#cec7ef}.stdlib2 rect{fill:#b8afe5}
 .native0 rect{fill:#a3d1a9}.native1 rect{fill:#b2d9b7}.native2 rect{fill:#95c89c}
-.python0 rect{fill:#cfcbdd}.python1 rect{fill:#d8d5e4}.python2 rect{fill:#c5c0d6}
+.interpreter0 rect{fill:#d2d2d8}.interpreter1 rect{fill:#dbdbe0}.interpreter2 rect{fill:#c8c8cf}
 @media (prefers-color-scheme:dark){
 svg{background:#17171c}.head{fill:#f0f0f4}.note{fill:#a5a5b0}text{fill:#f4f4f8}.f:hover rect{stroke:#f4f4f8}
 .all rect{fill:#3a3a44}.narrow rect{fill:#2c2c34}
 .own0 rect{fill:#a9601f}.own1 rect{fill:#9a571b}.own2 rect{fill:#b86a25}
-.lib0 rect{fill:#34608f}.lib1 rect{fill:#2e5681}.lib2 rect{fill:#3b6a9c}
+.library0 rect{fill:#34608f}.library1 rect{fill:#2e5681}.library2 rect{fill:#3b6a9c}
+.stdlib0 rect{fill:#5c4f94}.stdlib1 rect{fill:#534787}.stdlib2 rect{fill:#6658a2}
 .native0 rect{fill:#3a7347}.native1 rect{fill:#34683f}.native2 rect{fill:#417f4f}
-.python0 rect{fill:#5a5470}.python1 rect{fill:#514b66}.python2 rect{fill:#635c7a}
+.interpreter0 rect{fill:#55555f}.interpreter1 rect{fill:#4c4c55}.interpreter2 rect{fill:#5e5e69}
 }
 @media print{.hint{display:none}}
 """

@@ -78,13 +78,16 @@ class Device:
 
 def devices(report: Report) -> list[Device]:
     """The GPUs that did any work, capture by capture."""
-    frame = report.table("gpu_utilization")
-    if frame is None:
-        return []
-    gaps = report.table("gpu_gaps")
-    rows = [row for row in records(frame) if row["span_ns"] and row["idle_ns"] is not None]
+    gaps, rows = report.table("gpu_gaps"), known_rows(report)
     numbers = [_number(row) for row in rows]
     return [_device(row, gaps, numbers.count(_number(row)) > 1) for row in rows]
+
+
+def known_rows(report: Report) -> list[dict[str, Any]]:
+    """The rows of `gpu_utilization` that tell of a span and what of it was idle."""
+    frame = report.table("gpu_utilization")
+    found = [] if frame is None else records(frame)
+    return [row for row in found if row["span_ns"] and row["idle_ns"] is not None]
 
 
 def _number(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -93,7 +96,7 @@ def _number(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def _device(row: dict[str, Any], gaps: pandas.DataFrame | None, ambiguous: bool) -> Device:
     """`ambiguous`: several processes call a GPU by this number, and nothing says whether it is the same one."""
-    own = None if gaps is None else _of(gaps, row)
+    own = None if gaps is None else rows_of(gaps, row)
     kept = 0 if own is None else len(own)
     number = row["device"]
     name = " ".join(str(t) for t in (row["gpu"] or "GPU", f"(device {number})" if number is not None else "") if t)
@@ -111,12 +114,13 @@ def _device(row: dict[str, Any], gaps: pandas.DataFrame | None, ambiguous: bool)
     )
 
 
-def _of(gaps: pandas.DataFrame, row: dict[str, Any]) -> pandas.DataFrame:
-    chosen = (gaps["capture"] == row["capture"]) & (gaps["device"] == row["device"])
-    if row.get("rank") is not None and "rank" in gaps.columns:
-        chosen &= gaps["rank"] == row["rank"]
-    chosen &= gaps["pid"].isna() if row["pid"] is None else gaps["pid"] == row["pid"]
-    return gaps[chosen.fillna(False)]
+def rows_of(frame: pandas.DataFrame, row: dict[str, Any]) -> pandas.DataFrame:
+    """The rows of the GPU of a row of `gpu_utilization`."""
+    chosen = (frame["capture"] == row["capture"]) & (frame["device"] == row["device"])
+    if row.get("rank") is not None and "rank" in frame.columns:
+        chosen &= frame["rank"] == row["rank"]
+    chosen &= frame["pid"].isna() if row["pid"] is None else frame["pid"] == row["pid"]
+    return frame[chosen.fillna(False)]
 
 
 def _parts(row: dict[str, Any]) -> tuple[Part, ...]:

@@ -14,7 +14,9 @@ from urllib.parse import quote
 from orchestrator.render import (
     charts,
     environment,
+    flames,
     gpu,
+    gpustrip,
     hang,
     kernels,
     memory,
@@ -23,7 +25,9 @@ from orchestrator.render import (
     samples,
     stepchart,
     stepping,
+    syscalls,
     view,
+    where,
 )
 
 if TYPE_CHECKING:
@@ -35,6 +39,13 @@ if TYPE_CHECKING:
 
 ASSETS = Path(__file__).parent / "assets"
 OWN_FILES = ("report.md", "summary.json", "plan.yaml", "machine.json", "journal.jsonl", "run.log", "raw/run.json")
+SCRIPTS = ("page.js", "tables.js", "links.js", "charts.js", "flame.js")
+"""In this order; the first has what the others share."""
+CHARTS = ("vendor/uPlot.LICENSE", "vendor/uPlot.iife.min.js", "vendor/uPlot.min.css")
+"""The library that draws curves and bars: in the page only where there are any."""
+SHOWN_TABLES = 4
+"""The others lie in a part that is closed at first."""
+KERNEL_TABLES = ("kernel_profiles", "kernel_metrics", "kernel_rules")
 TIMELINES = ("timeline.perfetto-trace", "timeline.json.gz")
 
 
@@ -42,31 +53,26 @@ def render(report: Report) -> str:
     """The page. Every value is escaped where it is put in; its policy lets only its own script and style work."""
     from markupsafe import Markup
 
-    style, script = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    parts = _parts(report)
+    style, script = looks(drawn := _draws(parts)), behaviour(drawn)
     template = _environment().get_template("page.html.j2")
     return template.render(
+        **parts,
+        sections=_sections(report, parts),
         report=report,
         verdict=view.verdict(report),
         figures=view.figures(report),
         passes=view.passes(report),
-        processes=view.processes(report),
         collectors=view.collectors(report),
         silent=[c for c in report.captures if view.silent(c)],
         captures=[c for c in report.captures if not view.silent(c)],
         strip=charts.strip(report),
         whiskers=charts.whiskers(report),
         drifted=view.drifted(report),
-        stands=hang.stands(report),
-        steps=_steps(report),
-        devices=gpu.devices(report),
+        trusts=view.trusts(report),
         copies=gpu.copies(report),
-        kernels=kernels.kernels(report),
         roofline=kernels.roofline(report),
-        operators=operators.grids(report),
-        memory=memory.held(report),
-        samples=samples.sampled(report),
-        flames=pagedata.flames(report),
-        grids=pagedata.grids(report),
+        flames=flames.flames(report),
         facts=view.facts(report.machine),
         environment=environment.told(report),
         environment_rows=environment.rows(report),
@@ -80,6 +86,55 @@ def render(report: Report) -> str:
     )
 
 
+def _parts(report: Report) -> dict[str, Any]:
+    """What sections are made of that are left out without it."""
+    grids = pagedata.grids(report)
+    measured = kernels.kernels(report)
+    own = (*syscalls.TABLES, *(KERNEL_TABLES if measured else ()))
+    return {
+        "stands": hang.stands(report),
+        "steps": _steps(report),
+        "splits": where.splits(report),
+        "queues": gpustrip.queues(report),
+        "operators": operators.grids(report),
+        "every_grid": grids,
+        "grids": [grid for grid in grids if grid.name not in own],
+        "kernels": measured,
+        "kernel_grids": [grid for grid in grids if grid.name in KERNEL_TABLES],
+        "call_splits": syscalls.splits(report),
+        "call_grids": [grid for grid in grids if grid.name in syscalls.TABLES],
+        "memory": memory.held(report),
+        "samples": samples.sampled(report),
+        "processes": view.processes(report),
+    }
+
+
+def _sections(report: Report, parts: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+    """(id, name, count or 0) of the sections that this page has, in reading order."""
+    named: tuple[tuple[str, str, Any], ...] = (
+        ("verdict", "Verdict", True),
+        ("findings", "Findings", True),
+        ("stands", "Where it stood", parts["stands"]),
+        ("steps", "Steps", parts["steps"]),
+        ("timing", "Runs", True),
+        ("where", "Where", True),
+        ("gpu", "GPU", parts["queues"]),
+        ("flame", "Flame", True),
+        ("tables", "Tables", True),
+        ("kernels", "Kernels", parts["kernels"]),
+        ("syscalls", "Syscalls", parts["call_grids"]),
+        ("memory", "Memory", parts["memory"]),
+        ("samples", "Samples", parts["samples"]),
+        ("machine", "Machine", True),
+        ("passes", "Trust", True),
+        ("processes", "Processes", parts["processes"]),
+        ("captures", "Commands", True),
+        ("files", "Files", True),
+    )
+    counts = {"findings": len(report.findings)}
+    return [(key, name, counts.get(key, 0)) for key, name, there in named if there]
+
+
 @dataclass(frozen=True)
 class Steps:
     """The section of the steps. `measured`: the processes with steady steps; `phases`: each with a row of theirs."""
@@ -91,10 +146,13 @@ class Steps:
     phases: tuple[tuple[str, tuple[Phase, ...]], ...]
 
     @property
+    def drawn(self) -> set[str]:
+        return {kind for _, chart in self.charts for kind in chart.kinds}
+
+    @property
     def legend(self) -> list[Phase]:
         """The phases that are drawn anywhere."""
-        drawn = {shape.kind for _, chart in self.charts for shape in chart.shapes}
-        return [rows[0] for rows in zip(*(c.phases for c in self.found.shown[:1]), strict=True) if rows[0].key in drawn]
+        return [phase for phase in self.found.shown[0].phases if phase.key in self.drawn]
 
     @property
     def zones(self) -> list[tuple[str, str]]:
@@ -124,6 +182,26 @@ def _steps(report: Report) -> Steps | None:
         measured=measured,
         phases=tuple((row[0].key, row) for row in rows),
     )
+
+
+def _draws(parts: Mapping[str, Any]) -> bool:
+    """Whether any chart needs the library."""
+    return bool(parts["steps"] or parts["memory"] or parts["samples"])
+
+
+def looks(draws: bool) -> str:
+    """The page's style sheet; with that of the library before it, where charts are drawn."""
+    return "\n".join(_asset(name) for name in ((CHARTS[2],) if draws else ()) + ("page.css",))
+
+
+def behaviour(draws: bool) -> str:
+    """The page's script: its files behind one another, in a function of their own; the library with its licence."""
+    library = [f"/*\n{_asset(CHARTS[0])}*/", _asset(CHARTS[1])] if draws else []
+    return "\n".join(('"use strict";\n(() => {', *library, *map(_asset, SCRIPTS), "})();"))
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")
 
 
 def policy(style: str, script: str) -> str:
@@ -187,5 +265,5 @@ def _environment() -> Environment:
     }
     environment.filters |= {"duration": view.duration, "size": view.size, "words": view.words, "plain": view.plain}
     environment.filters |= {"rate": gpu.rate, "percent": view.percent}
-    environment.globals["view"] = view
+    environment.globals |= {"view": view, "SHOWN_TABLES": SHOWN_TABLES}
     return environment

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 SHOWN = 24
 """Launches in the page; all are in the table `kernel_profiles`."""
+DOTS = 20
+"""Launches in the roofline: the longest."""
 ADVICE = 6
 """Rules shown for each."""
 _ORDER = {"error": 0, "warning": 1, "optimization": 2}
@@ -56,10 +58,27 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Point:
+    """A launch in the chart, by its number, and what the table beside it says of it."""
+
+    number: int
     x: float
     y: float
     text: str
+    name: str
     bound: str
+    intensity: float
+    reached: float
+    """Percent of the roof at its intensity."""
+    duration: str | None
+
+
+@dataclass(frozen=True)
+class Roof:
+    """`x`: where its ridge is."""
+
+    path: str
+    x: float
+    text: str
 
 
 @dataclass(frozen=True)
@@ -67,7 +86,7 @@ class Roofline:
     """Arithmetic intensity against the share of the peak rate of operations, both axes logarithmic."""
 
     box: Box
-    roofs: tuple[str, ...]
+    roofs: tuple[Roof, ...]
     points: tuple[Point, ...]
     x_ticks: tuple[tuple[float, str], ...]
     y_ticks: tuple[tuple[float, str], ...]
@@ -173,25 +192,49 @@ BOX = Box(width=760.0, height=300.0, left=64.0, right=16.0, top=14.0, bottom=40.
 def roofline(report: Report) -> Roofline | None:
     """The chart, or None where no launch has both an intensity and a roof."""
     frame = report.table("kernel_profiles")
-    known = [row for row in (records(frame) if frame is not None else []) if _height(row) is not None]
+    rows = [row for row in (records(frame) if frame is not None else []) if _height(row) is not None]
+    known = sorted(rows, key=lambda row: -(row["duration_ns"] or 0))[:DOTS]
     if not known:
         return None
-    ridges = sorted({float(f"{row['ridge_flops_per_byte']:.3g}") for row in known})
+    ridges = sorted({_ridge(row) for row in known})
     heights = [_height(row) or 0.0 for row in known]
     xs = [row["flops_per_byte"] for row in known]
     across = _decades(min([*xs, ridges[0] / 10]), max([*xs, ridges[-1] * 10]))
     up = _decades(min(heights), 1.0)
     points = tuple(
-        Point(_x(row["flops_per_byte"], across), _y(height, up), _said(row, height), row["bound"] or "unknown")
-        for row, height in zip(known, heights, strict=True)
+        _point(number, row, _x(row["flops_per_byte"], across), _y(height, up), height)
+        for number, (row, height) in enumerate(zip(known, heights, strict=True), 1)
     )
     return Roofline(
         BOX,
-        tuple(_roof_path(ridge, across, up) for ridge in ridges),
+        tuple(Roof(_roof_path(ridge, across, up), _x(ridge, across), _roof_text(ridge, known)) for ridge in ridges),
         points,
         tuple((_x(10.0**e, across), f"{10.0**e:g}") for e in range(across[0], across[1] + 1)),
         tuple((_y(10.0**e, up), f"{100 * 10.0**e:g} %") for e in range(up[0], up[1] + 1)),
         f"Roofline of {len(points)} launches: operations per second against operations per byte of DRAM traffic",
+    )
+
+
+def _ridge(row: dict[str, Any]) -> float:
+    return float(f"{row['ridge_flops_per_byte']:.3g}")
+
+
+def _roof_text(ridge: float, rows: list[dict[str, Any]]) -> str:
+    of = sorted({row["precision"] for row in rows if _ridge(row) == ridge and row.get("precision")})
+    return f"{', '.join(of) or 'ridge'} at {ridge:g}"
+
+
+def _point(number: int, row: dict[str, Any], x: float, y: float, height: float) -> Point:
+    return Point(
+        number,
+        x,
+        y,
+        _said(row, height),
+        row["short_name"] or function(row["kernel"]),
+        row["bound"] or "unknown",
+        row["flops_per_byte"],
+        row["roof_pct"],
+        None if row["duration_ns"] is None else view.duration(row["duration_ns"] / 1e9),
     )
 
 

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.model import USABLE
-from orchestrator.render import environment, gpu, hang, kernels, memory, operators, samples, stepping, view
+from orchestrator.render import (
+    environment,
+    gpu,
+    gpustrip,
+    hang,
+    kernels,
+    memory,
+    operators,
+    samples,
+    stepping,
+    view,
+    where,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -18,6 +30,8 @@ if TYPE_CHECKING:
 
 ROWS = 15
 """Rows of each table here; the rest is in its Parquet file."""
+EVIDENCE = 6
+"""Values told of a finding."""
 NAME = 100
 """Characters of a name in a table; of a longer one both ends are kept."""
 
@@ -43,17 +57,18 @@ def render(report: Report) -> str:
         _head,
         _findings,
         _stands,
-        _timing,
         _steps,
-        _passes,
-        _processes,
-        _captures,
+        _timing,
+        _where,
         _gpu,
-        _kernels,
         _tables,
+        _kernels,
         _inside,
         _machine,
         _environment,
+        _passes,
+        _processes,
+        _captures,
     )
     text = "\n".join(line for section in sections for line in (*section(report), ""))
     return re.sub(r"\n{3,}", "\n\n", view.visible(text)).rstrip("\n") + "\n"
@@ -83,23 +98,44 @@ def _head(report: Report) -> Iterator[str]:
 
 def _findings(report: Report) -> Iterator[str]:
     yield from ("## Findings", "")
-    for finding in report.findings:
-        yield from _finding(finding)
-    if not report.findings:
+    grave, calm = view.findings(report)
+    trusts = view.trusts(report)
+    for finding in grave:
+        yield from _finding(finding, trusts)
+    if not grave:
         nothing = "Nothing was found, and nothing could be: no table was filled."
         yield "Nothing above the threshold." if report.tables else nothing
+    if calm:
+        yield from ("", "Where the time goes, and nothing is wrong with that:", "")
+    for finding in calm:
+        yield from _finding(finding, trusts)
+    if report.abstentions:
+        yield from ("", "What would tell more:", "")
+    for feed, rules in view.abstentions(report):
+        yield "- " + "; ".join(f"{code(one.rule)} {escape(one.lacks)}" for one in rules)
+        yield from _fed(feed)
 
 
-def _finding(finding: Finding) -> Iterator[str]:
+def _fed(feed: str) -> Iterator[str]:
+    """The part of a plan that a rule asks for, inside of a list."""
+    if feed:
+        fence = _fence(feed, 3)
+        yield from ("", f"  {fence}yaml", *(f"  {line}" for line in feed.splitlines()), f"  {fence}", "")
+
+
+def _finding(finding: Finding, trusts: Mapping[str, str]) -> Iterator[str]:
     costs = (view.duration(finding.cost_s), None if finding.cost_pct is None else f"{finding.cost_pct:.3g} %")
     cost = ", ".join(c for c in costs if c)
     price = f": {cost} of {escape(finding.of or view.UNKNOWN)}" if cost else ""
-    yield f"- **{finding.severity}** {escape(finding.title)}{price} (confidence {finding.confidence})"
-    where = " · ".join(f"{k} {code(str(v))}" for k, v in finding.where.items() if v is not None)
-    yield from (f"  - {line}" for line in (where, escape(finding.advice)) if line)
-    for item in finding.evidence:
+    word = "healthy" if finding.healthy else finding.severity
+    yield f"- **{word}** {escape(view.short(finding.title, 3 * NAME))}{price} (confidence {finding.confidence})"
+    places = " · ".join(f"{escape(key)} {code(text)}" for key, text in view.places(finding))
+    yield from (f"  - {line}" for line in (places, escape(finding.advice)) if line)
+    for item in finding.evidence[:EVIDENCE]:
         name, row, value, unit = item.table, item.row, item.value, item.unit
         yield f"  - {view.title(name)}: {code(row)} {escape(view.plain(value) or view.UNKNOWN)} {escape(unit or '')}"
+    if bent := [f"{escape(name)} ({trusts[name]})" for name in finding.sources if trusts.get(name, "high") != "high"]:
+        yield f"  - bent by the measuring: {', '.join(bent)}"
 
 
 def _stands(report: Report) -> Iterator[str]:
@@ -164,17 +200,20 @@ def _phases(course: stepping.Course) -> Iterator[str]:
 
 
 def _passes(report: Report) -> Iterator[str]:
-    head = ("Pass", "Role", "Collectors", ">Wall time", "Slowdown (95 % interval)", "Trust", "Target", "Notes")
-    rows = [_pass(row) for row in view.passes(report)]
+    passes = view.passes(report)
+    stepped = any(row.step_slowdown for row in passes)
+    slower = ("Slowdown (95 % interval)", *(["Of its usual step"] if stepped else []))
+    head = ("Pass", "Role", "Collectors", ">Wall time", *slower, "Trust", "Target", "Notes")
     nothing = "The files were there already." if report.run.imported else "The target was not started."
-    yield from _section("Passes", head, rows, nothing)
+    yield from _section("Overhead and trust", head, [_pass(row, stepped) for row in passes], nothing)
 
 
-def _pass(row: view.PassRow) -> tuple[Cell, ...]:
+def _pass(row: view.PassRow, stepped: bool) -> tuple[Cell, ...]:
     compared = row.role == "profiled"
+    steps = (row.step_slowdown if compared else "",) if stepped else ()
     slowdown, trust = (row.slowdown, row.trust or row.remark) if compared else (row.remark, "")
     ended = None if row.ended is None else escape(row.ended)
-    return (row.id, row.role, row.collectors, row.wall, slowdown, trust, ended, escape("; ".join(row.notes)))
+    return (row.id, row.role, row.collectors, row.wall, slowdown, *steps, trust, ended, escape("; ".join(row.notes)))
 
 
 def _processes(report: Report) -> Iterator[str]:
@@ -261,18 +300,53 @@ def _inside(report: Report) -> Iterator[str]:
         yield from (f"## Samples of {escape(one.capture)}", "", *said, "")
 
 
+def _where(report: Report) -> Iterator[str]:
+    """What the main thread and the GPUs did in the steps, the costliest function beside each part."""
+    for split in where.splits(report):
+        told = f"; {escape(split.told)}" if split.told else ""
+        yield from (f"## Where the step goes: {escape(split.title)} in {escape(split.capture)}", "")
+        yield from (f"Of {view.duration(split.whole_ns / 1e9)}, {escape(split.whole)}{told}.", "")
+        rows = [
+            (escape(p.name), view.percent(p.share), view.duration(p.ns / 1e9), _most(p.places)) for p in split.parts
+        ]
+        places = any(part.places for part in split.parts)
+        head = ("Part", ">Share", ">Time", "Most of it in")
+        yield from (*grid(head if places else head[:3], rows if places else [row[:3] for row in rows]), "")
+
+
+def _most(places: Sequence[where.Place]) -> str:
+    if not places:
+        return ""
+    at = f" ({escape(places[0].short)})" if places[0].file else ""
+    return f"{code(places[0].function)}{at} {view.percent(places[0].share)}"
+
+
 def _gpu(report: Report) -> Iterator[str]:
     """Each GPU over its span, what its gaps waited for, its copies."""
-    for device in gpu.devices(report):
+    for queue in gpustrip.queues(report):
+        device = queue.device
         yield from (f"## {escape(device.name)} in {escape(device.capture)}", "", f"{escape(device.told)}.", "")
-        parts = [(p.name, view.duration(p.ns / 1e9), view.percent(p.share)) for p in device.parts]
-        yield from grid(("Part", ">Time", f">Share of {view.duration(device.span_ns / 1e9)}"), parts)
-        yield from ("", *(f"- {name}: {_text(text)}" for name, text in device.facts), "")
-        yield from (*_gaps(device), "")
+        yield from (*(f"- {name}: {_text(text)}" for name, text in device.facts if text is not None), "")
+        yield from (*_longest(queue), "", *_gaps(device), "")
     for capture, rows in gpu.copies(report):
         head = ("Kind", ">Count", ">Size", ">Time", ">Bandwidth", ">Bytes in pageable memory")
         yield from _section(f"Copies and sets of {escape(capture)}", head, [_copies(row) for row in rows], "")
         yield ""
+
+
+def _longest(queue: gpustrip.Queue) -> Iterator[str]:
+    if not queue.gaps:
+        return
+    yield from ("Its longest gaps:", "")
+    head = (">After", ">Lasted", "It waited for", "Phase", "The launching thread was in", "System call")
+    yield from grid(
+        head,
+        [
+            (g.at, g.lasted, g.cause.removeprefix("waiting for "), escape(g.phase or "none"),
+             code(g.python) if g.python else escape(g.did), code(g.syscall) if g.syscall else "none seen")
+            for g in queue.gaps
+        ],
+    )  # fmt: skip
 
 
 def _gaps(device: gpu.Device) -> Iterator[str]:

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.render import pagedata, plots, view
 from orchestrator.render.pagedata import Grid
-from orchestrator.render.plots import Box, Mark, Plot, Series, Shape
+from orchestrator.render.plots import Mark, Plot, Series
 
 if TYPE_CHECKING:
     import pandas
 
     from orchestrator.report import Report
 
-BOX = Box(760, 196, 64, 26, 24, 36)
-POINTS = 300
+POINTS = 2_000
 """More events than this are drawn as so many points, each the most and the least that was held meanwhile."""
 SHOWN = 4
 """Of so many processes and devices together."""
@@ -84,42 +83,22 @@ def _told(frame: pandas.DataFrame, peak: int, by_op: pandas.DataFrame) -> str:
 def _plot(name: str, frame: pandas.DataFrame, peak: int) -> Plot:
     place = plots.grouped(len(frame), POINTS)
     size = int((place == 0).sum())
-    start = int(frame["time_ns"].iloc[0])
     groups = frame["allocated_bytes"].astype("float64").groupby(place)
     most, least = groups.max().tolist(), groups.min().tolist()
-    seconds = ((frame["time_ns"] - start).astype("float64") / 1e9).tolist()
-    times = [*seconds[::size], max(seconds[-1], 1e-9)]
-    x = plots.horizontal(BOX, 0.0, times[-1])
-    y = plots.vertical(BOX, 1.02 * max(most))
-    xs = [x.at(t) for t in times]
-    high = [*most, most[-1]]
-    shapes = [
-        Shape("fill", plots.band(xs, [0.0] * len(xs), high, y, stepped=True)),
-        Shape("curve", plots.line(xs, high, y, stepped=True)),
-    ]
+    seconds = ((frame["time_ns"] - int(frame["time_ns"].iloc[0])).astype("float64") / 1e9).tolist()
     op = frame["op"].iloc[peak]
     said = view.size(int(frame["allocated_bytes"].iloc[peak])) or ""
-    at = x.at(times[place[peak]])
-    series = [Series("allocated" if size == 1 else "most allocated", high, "bytes")]
-    series += [Series("least allocated", [*least, least[-1]], "bytes")] if size > 1 else []
-    names = [f"after {text}" for text in view.aligned(times, "s")]
-    return Plot(
-        BOX,
-        label=f"Memory allocated on {name} over time: at most {said}",
-        x_name="since the first event",
-        x_ticks=plots.ticks(x, "s", 8),
-        y_ticks=plots.ticks(y, "bytes"),
-        shapes=tuple(shapes),
-        data=plots.answers(xs, names, series),
-        marks=(
-            Mark(
-                "peak",
-                at,
-                y.at(max(most)),
-                f"most at once: {said}" + (f", in {op}" if isinstance(op, str) else ""),
-                said,
-            ),
-        ),
+    told = f"most at once: {said}" + (f", in {op}" if isinstance(op, str) else "")
+    series = [Series("allocated" if size == 1 else "most allocated", most, "curve", "line")]
+    series += [Series("least allocated", least, role="low")] if size > 1 else []
+    return plots.plot(
+        f"Memory allocated on {name} over time: at most {said}",
+        seconds[::size],
+        series,
+        over="s",
+        unit="bytes",
+        high=1.08 * max(most),
+        marks=(Mark("peak", seconds[::size][place[peak]], max(most), told, said),),
     )
 
 

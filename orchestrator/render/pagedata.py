@@ -1,11 +1,10 @@
-"""What the page's script draws: tables and flame graphs, as JSON that is inert inside HTML and not too long."""
+"""The tables that the page's script draws, as JSON that is inert inside HTML and not too long."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -24,8 +23,6 @@ STACK_CHARACTERS = 600
 """Fewer stacks, and of a long one both ends: the flame graph shows them all, the table's file has every letter."""
 TEXT_BUDGET_BYTES = 1_000_000
 """For the text of all tables of the page together."""
-NODES = 50_000
-"""For all flame graphs of the page together."""
 
 _IDENTIFIERS = frozenset(
     {"capture", "kind", "time", "process", "domain", "pid", "thread", "rank", "device", "stream", "line", "correlation"}
@@ -76,14 +73,6 @@ class Grid:
     def id(self) -> str:
         """Its name as a part of an element's id."""
         return self.name.replace(" ", "-")
-
-
-@dataclass(frozen=True)
-class Flame:
-    """One flame graph: the stacks of one kind of one capture. `data` is its JSON block."""
-
-    label: str
-    data: str
 
 
 def inert(value: Any) -> str:
@@ -235,57 +224,3 @@ def _share(part: tuple[pandas.Series, str], chosen: pandas.DataFrame) -> dict[st
 
 def _parts(series: pandas.Series) -> list[float | None]:
     return [None if v is None else round(v, 9) for v in view.values(series)]
-
-
-def flames(report: Report) -> list[Flame]:
-    """A flame graph for each kind of stacks of each capture, processes and threads as its two lowest levels."""
-    frame = report.table("stacks")
-    if frame is None or frame.empty:
-        return []
-    groups = [g for g in frame.groupby(["capture", "kind"], dropna=False, sort=False) if _weights(g[1])[0].any()]
-    return [_flame(str(capture), kind, part, NODES // len(groups)) for (capture, kind), part in groups]
-
-
-def _weights(part: pandas.DataFrame) -> tuple[pandas.Series, str]:
-    """The stacks' weights and their unit: time where it is known, else samples."""
-    unit = "ns" if part["weight_ns"].notna().any() else "samples"
-    return part["weight_ns" if unit == "ns" else "samples"].fillna(0).astype("int64"), unit
-
-
-ORIGINS = ("own", "lib", "native", "python")
-"""Whose code a frame is, in the order of the script's colours."""
-KINDS: Mapping[str, str] = {
-    "wall": "all time, waiting included",
-    "gil": "time holding Python's lock (GIL)",
-    "cpu": "time on a processor",
-}
-
-
-def _flame(capture: str, kind: Any, part: pandas.DataFrame, nodes: int) -> Flame:
-    from orchestrator.render import flamegraph
-
-    weights, unit = _weights(part)
-    tree = flamegraph.tree(zip(_stacks(part), weights.tolist(), strict=True), nodes)
-    factor = math.gcd(*tree["nodes"]["total"], *tree["nodes"]["self"]) or 1
-    small = {k: [v // factor for v in tree["nodes"][k]] for k in ("total", "self")}
-    data = {
-        "frames": [view.visible(name) for name in tree["frames"]],
-        "origins": [ORIGINS.index(flamegraph.origin(name)) for name in tree["frames"]],
-        "nodes": {"depth": tree["nodes"]["depth"], "frame": tree["nodes"]["frame"], **small},
-        "unit": unit,
-        "factor": factor,
-        "left_out": tree["left_out"],
-    }
-    return Flame(f"{capture}: {KINDS.get(kind, kind)}", inert(data))
-
-
-def _stacks(part: pandas.DataFrame) -> Iterator[str]:
-    """Each stack below its process and its thread."""
-    columns = (view.values(part[c]) for c in ("pid", "process", "thread", "stack"))
-    for pid, process, thread, stack in zip(*columns, strict=True):
-        who = f"{process or 'process'} [{'pid unknown' if pid is None else pid}]"
-        yield ";".join((_part(who), _part(thread or "thread unknown"), stack or "stack unknown"))
-
-
-def _part(name: str) -> str:
-    return name.replace(";", ",")

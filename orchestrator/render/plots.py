@@ -1,12 +1,12 @@
-"""The parts of charts over steps or time, in SVG user units: scales from 0, round ticks, bars, lines, bands; and the
-values behind them, for whoever points at one."""
+"""What charts over steps or time are made of: curves, zones and marks, as the JSON that the page's script draws; and
+scales with round ticks for the pictures that need no script."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator.render import pagedata, view
 
@@ -19,7 +19,7 @@ Values = Sequence[float | None]
 
 @dataclass(frozen=True)
 class Box:
-    """The size of a drawing and the edges of the area that its axes span."""
+    """The size of a picture and the edges of the area that its axes span."""
 
     width: float
     height: float
@@ -53,17 +53,17 @@ class Shape:
 
 @dataclass(frozen=True)
 class Zone:
-    """A stretch of the horizontal axis that is told apart by its ground."""
+    """A stretch of the horizontal axis, in its unit, that is told apart by its ground."""
 
     kind: str
-    x: float
-    width: float
+    start: float
+    end: float
     text: str
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A point worth a sign. `label` is written beside it where there is room."""
+    """A point worth a sign, in the units of the axes. `label` is written beside it where there is room."""
 
     kind: str
     x: float
@@ -74,40 +74,86 @@ class Mark:
 
 @dataclass(frozen=True)
 class Series:
-    """The values of one curve for whoever points at them, in one unit; `kind` is the class of its colour."""
+    """The values of one curve, all curves of one chart in one unit. `kind` is the class of its colour; what has none is
+    told to whoever points at it, and drawn as `role` says."""
 
     name: str
     values: Values
-    unit: str = ""
     kind: str = ""
+    role: Literal["part", "line", "high", "low", "told"] = "part"
+    """part: stacked on the others; line; high and low: the edges of a band; told: not drawn."""
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A chart. `label` says in words what it shows; `data` is the JSON block that answers a pointer: {x: [...],
-    names: [...], series: [{name, kind, unit, places, values}], notes: {index: text}}."""
+    """A chart over steps or time. `label` says in words what it shows.
 
-    box: Box
+    `data`: {x: [...], over: step or s, size: steps a bar, ends: [from, to], series: [{name, kind, role, values}],
+    y: {unit, places, high}, mean, zones, marks, notes: {index: text}}."""
+
     label: str
-    x_name: str
-    x_ticks: tuple[tuple[float, str], ...]
-    y_ticks: tuple[tuple[float, str], ...]
-    shapes: tuple[Shape, ...]
     data: str
     zones: tuple[Zone, ...] = ()
     marks: tuple[Mark, ...] = ()
-    mean_y: float | None = None
+    mean: float | None = None
     note: str = ""
     """How to read it, where that does not go without saying."""
+    kinds: frozenset[str] = frozenset()
+    """The classes of what is drawn."""
 
 
-def horizontal(box: Box, low: float, high: float) -> Scale:
-    return Scale(low, high, box.left, box.width - box.right)
+def plot(
+    label: str,
+    x: Sequence[float],
+    series: Sequence[Series],
+    *,
+    over: Literal["step", "s"],
+    unit: str,
+    high: float,
+    size: int = 1,
+    ends: tuple[float, float] | None = None,
+    zones: Sequence[Zone] = (),
+    marks: Sequence[Mark] = (),
+    notes: Mapping[int, str] | None = None,
+    mean: float | None = None,
+    note: str = "",
+) -> Plot:
+    """A chart whose values are in `unit`; they are written in the multiple of it in which `high`, where the axis ends,
+    reads well. `ends`: of the horizontal axis, where that is longer than x."""
+    factor, name = view.scale(unit, high)
+    places = view.decimals(high / factor / 100)
+
+    def scaled(value: float | None) -> float | None:
+        return None if value is None else _rounded(value / factor, places)
+
+    data: dict[str, Any] = {
+        "x": [_rounded(v, 6) for v in x],
+        "over": over,
+        "size": size,
+        "ends": list(ends or (min(x, default=0.0), max(x, default=0.0))),
+        "series": [
+            {"name": s.name, "kind": s.kind, "role": s.role, "values": [scaled(v) for v in s.values]} for s in series
+        ],
+        "y": {"unit": name, "places": places, "high": high / factor},
+        "mean": None if mean is None else mean / factor,
+        "zones": [asdict(zone) for zone in zones],
+        "marks": [{"kind": m.kind, "x": m.x, "y": m.y / factor, "label": view.visible(m.label)} for m in marks],
+        "notes": {str(index): view.visible(text) for index, text in (notes or {}).items()},
+    }
+    kinds = frozenset(s.kind for s in series if any(s.values))
+    return Plot(label, pagedata.inert(data), tuple(zones), tuple(marks), mean, note, kinds)
 
 
-def vertical(box: Box, high: float) -> Scale:
-    """From 0 at the bottom."""
-    return Scale(0.0, high or 1.0, box.height - box.bottom, box.top)
+def _rounded(value: float, places: int) -> float:
+    found = round(value, places)
+    return int(found) if found == int(found) else found
+
+
+def grouped(count: int, most: int) -> NDArray[np.int64]:
+    """For each of `count` neighbours in which of at most `most` groups, all of one size but the last, it is drawn."""
+    import numpy
+
+    return numpy.arange(count) // max(1, -(-count // most))
 
 
 def round_step(span: float, about: int) -> float:
@@ -127,86 +173,3 @@ def ticks(scale: Scale, unit: str, about: int = 4) -> tuple[tuple[float, str], .
     return tuple(
         (scale.at(step * i * factor), f"{step * i:,.{places}f} {name}".rstrip()) for i in range(first, last + 1)
     )
-
-
-def counted(scale: Scale, about: int = 8) -> tuple[tuple[float, str], ...]:
-    """Round whole numbers with their places."""
-    step = max(1, round(round_step(max(scale.high - scale.low, 1.0), about)))
-    first = math.ceil(scale.low / step)
-    return tuple((scale.at(step * i), f"{step * i:,}") for i in range(first, math.floor(scale.high / step) + 1))
-
-
-def grouped(count: int, most: int) -> NDArray[np.int64]:
-    """For each of `count` neighbours in which of at most `most` groups, all of one size but the last, it is drawn."""
-    import numpy
-
-    return numpy.arange(count) // max(1, -(-count // most))
-
-
-def bars(edges: Sequence[tuple[float, float]], lows: Values, highs: Values, y: Scale) -> str:
-    """A bar from `lows` to `highs` between each pair of edges; none where it has no height or is not known."""
-    drawn = []
-    for (left, right), low, high in zip(edges, lows, highs, strict=True):
-        if low is not None and high is not None and y.at(low) > y.at(high):
-            drawn.append(f"M{left:g} {y.at(low):g}V{y.at(high):g}H{right:g}V{y.at(low):g}z")
-    return "".join(drawn)
-
-
-def line(xs: Sequence[float], values: Values, y: Scale, *, stepped: bool = False) -> str:
-    """A line through the known values, broken where one is missing. `stepped`: each holds until the next."""
-    drawn, pen_down = [], False
-    for x, value in zip(xs, values, strict=True):
-        if value is not None:
-            drawn.append(
-                (f"H{x:g}V" if stepped else f"L{x:g} ") + f"{y.at(value):g}" if pen_down else f"M{x:g} {y.at(value):g}"
-            )
-        pen_down = value is not None
-    return "".join(drawn)
-
-
-def band(xs: Sequence[float], lows: Values, highs: Values, y: Scale, *, stepped: bool = False) -> str:
-    """The area between two lines, broken where one is missing."""
-    drawn = []
-    for run in _known_runs(lows, highs):
-        there = line([xs[i] for i in run], [highs[i] for i in run], y, stepped=stepped)
-        back = [f"L{xs[i]:g} {y.at(lows[i] or 0.0):g}" for i in reversed(run)]
-        flat = all(not lows[i] for i in run)
-        drawn.append(there + (f"V{y.at(0):g}H{xs[run[0]]:g}" if flat else "".join(back)) + "z")
-    return "".join(drawn)
-
-
-def _known_runs(*columns: Values) -> Iterable[list[int]]:
-    """The stretches in which every column has a value."""
-    run: list[int] = []
-    for index, values in enumerate(zip(*columns, strict=True)):
-        if None not in values:
-            run.append(index)
-        elif run:
-            yield run
-            run = []
-    if run:
-        yield run
-
-
-def answers(
-    xs: Sequence[float], names: Sequence[str], series: Sequence[Series], notes: Mapping[int, str] | None = None
-) -> str:
-    """The JSON block of a plot; curves of one unit share its multiple and decimals, to compare at a glance."""
-    largest: dict[str, float] = {}
-    for one in series:
-        known = [abs(v) for v in one.values if v is not None]
-        largest[one.unit] = max([largest.get(one.unit, 0.0), *known])
-    told = {"x": list(xs), "names": list(names), "series": [_answer(one, largest[one.unit]) for one in series]}
-    return pagedata.inert({**told, "notes": {str(index): view.visible(text) for index, text in (notes or {}).items()}})
-
-
-def _answer(series: Series, largest: float) -> dict[str, Any]:
-    factor, unit = view.scale(series.unit, largest)
-    places = view.decimals(largest / factor / 100)
-    values = [None if v is None else _rounded(v / factor, places) for v in series.values]
-    return {"name": series.name, "kind": series.kind, "unit": unit, "places": places, "values": values}
-
-
-def _rounded(value: float, places: int) -> float:
-    found = round(value, places)
-    return int(found) if found == int(found) else found

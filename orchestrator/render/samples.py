@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.render import plots, view
-from orchestrator.render.plots import Box, Plot, Scale, Series, Shape, Zone
+from orchestrator.render.plots import Plot, Series, Zone
 
 if TYPE_CHECKING:
     import pandas
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from orchestrator.model import TargetRun
     from orchestrator.report import Report
 
-BOX = Box(400, 140, 62, 18, 10, 26)
-POINTS = 160
+POINTS = 600
 """More readings than this are drawn as so many points: their mean, in a band from the lowest to the highest."""
 SHOWN = 2
 """Of so many captures; the others are in the table."""
@@ -89,67 +88,50 @@ def sampled(report: Report) -> list[Sampled]:
 def _sampled(name: str, rows: pandas.DataFrame, run: TargetRun | None) -> Sampled:
     first, last = int(rows["time_ns"].min()), int(rows["time_ns"].max())
     begin = min(first, run.started_ns) if run else first
-    end = max(last, run.ended_ns) if run else last
-    x = plots.horizontal(BOX, 0.0, max((end - begin) / 1e9, 1e-9))
-    zones = tuple(_outside(x, (first - begin) / 1e9, (last - begin) / 1e9))
-    return Sampled(name, bool(zones), tuple(_charts(rows, begin, x, zones)))
+    length = ((max(last, run.ended_ns) if run else last) - begin) / 1e9
+    zones = tuple(_outside(length, (first - begin) / 1e9, (last - begin) / 1e9))
+    return Sampled(name, bool(zones), tuple(_charts(rows, begin, length, zones)))
 
 
 _SHORT = 0.02
 """Less of the run than this, before the first reading or after the last, is no part that was left out."""
 
 
-def _outside(x: Scale, first_s: float, last_s: float) -> Iterator[Zone]:
-    for low, high in ((x.low, first_s), (last_s, x.high)):
-        if high - low > _SHORT * (x.high - x.low):
-            yield Zone("outside", x.at(low), round(x.at(high) - x.at(low), 1), "not sampled")
+def _outside(length_s: float, first_s: float, last_s: float) -> Iterator[Zone]:
+    for low, high in ((0.0, first_s), (last_s, length_s)):
+        if high - low > _SHORT * length_s:
+            yield Zone("outside", low, high, "not sampled")
 
 
-def _charts(rows: pandas.DataFrame, begin_ns: int, x: Scale, zones: Sequence[Zone]) -> Iterator[Chart]:
+def _charts(rows: pandas.DataFrame, begin_ns: int, length_s: float, zones: Sequence[Zone]) -> Iterator[Chart]:
     for kind in KINDS:
         chosen = rows[(rows["source"] == kind.source) & (rows["metric"] == kind.metric)]
         subjects = list(dict.fromkeys(chosen["subject"].fillna("")))
-        high = max(float(chosen["value"].max()), kind.least or 0.0) if len(chosen) else 0.0
+        high = 1.04 * max(float(chosen["value"].max()), kind.least or 0.0) if len(chosen) else 0.0
         for subject in subjects[:GPUS]:
             part = chosen[chosen["subject"].fillna("") == subject].sort_values("time_ns")
-            yield _chart(kind, str(subject), part, begin_ns, x, plots.vertical(BOX, 1.04 * high), zones)
+            average, most = (_amount(v, kind.unit) for v in (float(part["value"].mean()), float(part["value"].max())))
+            told = f"mean {average}, highest {most}, {len(part):,} readings"
+            meaning = _MEANINGS.get((kind.source, kind.metric), "")
+            label = f"{kind.title}{f' {subject}' if subject else ''} over time: {told}"
+            seconds, series = _curves(part, begin_ns)
+            drawn = plots.plot(
+                label, seconds, series, over="s", unit=kind.unit, high=high, ends=(0.0, length_s), zones=zones
+            )
+            yield Chart(kind.title, str(subject), meaning, told, drawn)
 
 
-def _chart(
-    kind: Kind, subject: str, part: pandas.DataFrame, begin_ns: int, x: Scale, y: Scale, zones: Sequence[Zone]
-) -> Chart:
+def _curves(part: pandas.DataFrame, begin_ns: int) -> tuple[list[float], list[Series]]:
     place = plots.grouped(len(part), POINTS)
-    size = int((place == 0).sum())
     seconds = ((part["time_ns"] - begin_ns).astype("float64") / 1e9).groupby(place).mean().tolist()
     groups = part["value"].astype("float64").groupby(place)
-    mean, low, high = groups.mean().tolist(), groups.min().tolist(), groups.max().tolist()
-    xs = [x.at(s) for s in seconds]
-    shapes = [
-        Shape("fill", plots.band(xs, [0.0] * len(xs), mean, y)),
-        *([Shape("range", plots.band(xs, low, high, y))] if size > 1 else []),
-        Shape("curve", plots.line(xs, mean, y)),
+    if len(groups) == len(part):
+        return seconds, [Series("", groups.mean().tolist(), "curve", "line")]
+    return seconds, [
+        Series("mean", groups.mean().tolist(), "curve", "line"),
+        Series("highest", groups.max().tolist(), role="high"),
+        Series("lowest", groups.min().tolist(), role="low"),
     ]
-    average, most = (_amount(v, kind.unit) for v in (float(part["value"].mean()), float(part["value"].max())))
-    told = f"mean {average}, highest {most}, {len(part):,} readings"
-    series = [Series("mean" if size > 1 else "", mean, kind.unit)]
-    series += [Series("highest", high, kind.unit), Series("lowest", low, kind.unit)] if size > 1 else []
-    who = f" {subject}" if subject else ""
-    return Chart(
-        kind.title,
-        subject,
-        _MEANINGS.get((kind.source, kind.metric), ""),
-        told,
-        Plot(
-            BOX,
-            label=f"{kind.title}{who} over time: {told}",
-            x_name="",
-            x_ticks=plots.ticks(x, "s", 6),
-            y_ticks=plots.ticks(y, kind.unit, 3),
-            shapes=tuple(shapes),
-            data=plots.answers(xs, [f"after {t}" for t in view.aligned(seconds, "s")], series),
-            zones=tuple(zones),
-        ),
-    )
 
 
 def _amount(value: float, unit: str) -> str:

@@ -8,23 +8,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.render import plots, view
-from orchestrator.render.plots import Box, Mark, Plot, Scale, Series, Shape, Zone
+from orchestrator.render.plots import Mark, Plot, Series, Zone
 from orchestrator.render.stepping import OTHER, PHASES, Course, other_ns, phase_ns
 
 if TYPE_CHECKING:
     import pandas
 
-BOX = Box(760, 244, 64, 26, 38, 36)
-BARS = 320
+BARS = 1_200
 """More steps than this are drawn as so many bars, each the mean of some, with a line up to the longest of them."""
 REACH = 6.0
 RARE = 0.97
 """The axis ends at so many times the median, or where so many of the steady steps are shorter, if that is more. What is
 longer is cut there, marked, and told."""
 LABELLED = 5
-_ROOM = 52.0
-"""Between two labels."""
-_GAPS_TO = 130
+_ROOM = 0.07
+"""Of the axis, between two labels."""
 
 
 @dataclass(frozen=True)
@@ -53,23 +51,27 @@ def _longest(column: pandas.Series) -> float:
 def chart(course: Course, high_ns: float) -> Plot:
     """The steps of one process on an axis up to `high_ns`."""
     found = gathered(course)
-    x = plots.horizontal(BOX, found.first[0], found.last[-1] + 1)
-    y = plots.vertical(BOX, high_ns)
-    edges = list(_edges(found, x))
-    centres = [round((left + right) / 2, 1) for left, right in edges]
-    whiskers = _whiskers(centres, found, y)
-    shapes = [*_stacked(found, edges, y), *([Shape("whisker", whiskers)] if whiskers else [])]
-    return Plot(
-        BOX,
-        label=f"Duration of each of {course.count:,} steps{f' of {course.name}' if course.name else ''}, by phase",
-        x_name="step",
-        x_ticks=plots.counted(x),
-        y_ticks=tuple((at, text) for at, text in _seconds(y)),
-        shapes=tuple(shapes),
-        data=_answers(course, found, centres),
-        zones=tuple(_zones(course, x)),
-        marks=tuple(_marks(course, found, centres, y)),
-        mean_y=y.at(course.mean_ns) if course.mean_ns is not None else None,
+    size = found.last[0] - found.first[0] + 1
+    whole = [Series("mean" if size > 1 else "took", _in_s(found.mean), role="told")]
+    whole += [Series("longest", _in_s(found.longest), role="high")] if size > 1 else []
+    parts = [
+        Series(PHASES[key][0] if key in PHASES else OTHER, _in_s(column), key)
+        for key, column in found.parts.items()
+        if any(column)
+    ]
+    return plots.plot(
+        f"Duration of each of {course.count:,} steps{f' of {course.name}' if course.name else ''}, by phase",
+        found.first,
+        [*whole, *parts],
+        over="step",
+        unit="s",
+        high=high_ns / 1e9,
+        size=size,
+        ends=(found.first[0], found.last[-1]),
+        zones=tuple(_zones(course)),
+        marks=tuple(_marks(course, found, high_ns)),
+        notes={i: _why(course, found, i).removeprefix("; ") for i, causes in enumerate(found.stalls) if causes},
+        mean=None if course.mean_ns is None else course.mean_ns / 1e9,
         note=_note(course, found),
     )
 
@@ -99,42 +101,12 @@ def gathered(course: Course) -> Bars:
     )
 
 
-def _edges(found: Bars, x: Scale) -> Iterator[tuple[float, float]]:
-    """Few bars stand apart, many side by side."""
-    for first, last in zip(found.first, found.last, strict=True):
-        left, right = x.at(first), x.at(last + 1)
-        gap = 0.12 * (right - left) if len(found.first) <= _GAPS_TO else 0.0
-        yield round(left + gap, 1), round(right - gap, 1)
-
-
-def _stacked(found: Bars, edges: Sequence[tuple[float, float]], y: Scale) -> Iterator[Shape]:
-    floor: list[float | None] = [0.0] * len(edges)
-    for key, column in found.parts.items():
-        top = [None if v is None or low is None else low + v for v, low in zip(column, floor, strict=True)]
-        if path := plots.bars(edges, floor, top, y):
-            yield Shape(key, path)
-        floor = [low if high is None else high for low, high in zip(floor, top, strict=True)]
-
-
-def _whiskers(centres: Sequence[float], found: Bars, y: Scale) -> str:
-    """From the mean of the steps of a bar up to the longest of them."""
-    drawn = []
-    for at, mean, longest in zip(centres, found.mean, found.longest, strict=True):
-        if mean is not None and longest is not None and y.at(longest) < y.at(mean):
-            drawn.append(f"M{at:g} {y.at(mean):g}V{y.at(longest):g}")
-    return "".join(drawn)
-
-
-def _seconds(y: Scale) -> tuple[tuple[float, str], ...]:
-    return plots.ticks(Scale(0.0, y.high / 1e9, y.start, y.end), "s")
-
-
-def _zones(course: Course, x: Scale) -> Iterator[Zone]:
+def _zones(course: Course) -> Iterator[Zone]:
     """Warm-up, and the steps at which tools looked closely."""
     for kind, words in (("warmup", "warm-up"), ("profiled", "profiled")):
         chosen = course.table["step"][course.table[kind].fillna(False).astype(bool)].tolist()
         for first, last in _stretches(chosen):
-            yield Zone("warm" if kind == "warmup" else kind, x.at(first), round(x.at(last + 1) - x.at(first), 1), words)
+            yield Zone("warm" if kind == "warmup" else kind, first, last + 1, words)
 
 
 def _stretches(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -146,12 +118,13 @@ def _stretches(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
             begin = i
 
 
-def _marks(course: Course, found: Bars, centres: Sequence[float], y: Scale) -> Iterator[Mark]:
+def _marks(course: Course, found: Bars, high_ns: float) -> Iterator[Mark]:
     """A sign above each stall, and one where a bar is cut; the longest of those have their time written beside them."""
-    cut = {i: v for i, v in enumerate(found.longest) if v is not None and v > y.high}
+    cut = {i: v for i, v in enumerate(found.longest) if v is not None and v > high_ns}
+    room = _ROOM * (found.last[-1] + 1 - found.first[0])
     labelled: list[int] = []
     for i in sorted(cut, key=lambda i: -cut[i]):
-        if len(labelled) < LABELLED and all(abs(centres[i] - centres[k]) > _ROOM for k in labelled):
+        if len(labelled) < LABELLED and all(abs(found.first[i] - found.first[k]) > room for k in labelled):
             labelled.append(i)
     for i, longest in enumerate(found.longest):
         if longest is None or not (i in cut or found.stalls[i]):
@@ -159,7 +132,7 @@ def _marks(course: Course, found: Bars, centres: Sequence[float], y: Scale) -> I
         kind = " ".join([*(["stall"] if found.stalls[i] else []), *(["cut"] if i in cut else [])])
         label = view.duration(longest / 1e9) or "" if i in labelled else ""
         text = f"{_names(found)[i]}: {view.duration(longest / 1e9)}{_why(course, found, i)}"
-        yield Mark(kind, centres[i], y.at(longest), text, label)
+        yield Mark(kind, (found.first[i] + found.last[i] + 1) / 2, longest / 1e9, text, label)
 
 
 def _names(found: Bars) -> list[str]:
@@ -176,25 +149,6 @@ def _why(course: Course, found: Bars, i: int) -> str:
     words = named[0] if one else ", ".join(f"{n} {c}" for n, c in zip(named, causes.values(), strict=True))
     times = f", {(found.longest[i] or 0.0) / course.median_ns:.1f} times the median" if course.median_ns else ""
     return f"; stall{'' if one else 's'}: {words}{times}"
-
-
-def _answers(course: Course, found: Bars, centres: Sequence[float]) -> str:
-    thinned = found.first != found.last
-    whole = [Series("mean" if thinned else "took", _in_s(found.mean), "s")]
-    whole += [Series("longest", _in_s(found.longest), "s")] if thinned else []
-    parts = [
-        Series(PHASES[key][0] if key in PHASES else OTHER, _in_s(column), "s", key)
-        for key, column in found.parts.items()
-        if any(column)
-    ]
-    notes = {i: _why(course, found, i).removeprefix("; ") for i, causes in enumerate(found.stalls) if causes}
-    warm, profiled = (course.table["step"][course.table[k].fillna(False).astype(bool)] for k in ("warmup", "profiled"))
-    marked = {"warm-up": set(warm.tolist()), "profiled": set(profiled.tolist())}
-    names = [
-        name + "".join(f", {word}" for word, which in marked.items() if first in which)
-        for name, first in zip(_names(found), found.first, strict=True)
-    ]
-    return plots.answers(centres, names, [*whole, *parts], notes)
 
 
 def _in_s(values: Sequence[float | None]) -> list[float | None]:

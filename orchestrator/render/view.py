@@ -9,7 +9,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator import units
-from orchestrator.model import IMPORT, USABLE, Attached, Capture, Exit, Metric, PassRecord, Process, Trust
+from orchestrator.model import (
+    IMPORT,
+    USABLE,
+    Abstention,
+    Attached,
+    Capture,
+    Exit,
+    Finding,
+    Metric,
+    PassRecord,
+    Process,
+    Trust,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -32,6 +44,8 @@ TABLES: Mapping[str, tuple[str, str]] = {
     "collectives": ("Collectives", "what the flight recorders had kept of each rank's calls, the oldest first"),
     "steps": ("Steps", "what each step of the program took, phase by phase; the chart draws them"),
     "functions": ("Functions", "self: the function was running itself; total: it was anywhere on the stack"),
+    "host_time": ("Time of threads", "by state and place, joined from the captures of several tools"),
+    "gpu_time": ("Time of GPUs", "busy, and idle by cause, in the window"),
     "syscalls_by_class": ("System calls by class", "the table of system calls, added up"),
     "syscalls": ("System calls", "wall time from entering the kernel to leaving it, unless it says system"),
     "syscall_paths": ("Files and sockets", "the calls that named them or used a descriptor of theirs"),
@@ -86,6 +100,8 @@ class PassRow:
     collectors: str
     wall: str | None
     slowdown: str | None
+    step_slowdown: str | None
+    """Of the usual step, likewise."""
     trust: Trust | None
     remark: str
     """Why it has no slowdown or no trust, where it can't have one."""
@@ -135,10 +151,63 @@ def verdict(report: Report) -> Verdict:
     known = (outcome.target_exit_code, outcome.target_signal) != (None, None)
     last = next((p for p in reversed(report.passes) if p.run), None) if attached(report) else None
     target = ended_so.describe() if known else (ended(last) if last else None) or "end unknown"
-    first = _costliest(report) or (IMPORTED if report.run.imported else _timed(report))
-    told = stop(outcome.reason or f"{first}; {_gave(report)}")
+    told = stop(outcome.reason or _bounds(report))
     told = told[0].upper() + told[1:] if told.startswith(("the ", "a ")) else told
     return Verdict("bad" if outcome.exit_code else "good", words(outcome.status), told, target)
+
+
+def _bounds(report: Report) -> str:
+    """What bounds the program; without a diagnosis its costliest finding or its time, and who gave data."""
+    if report.headline is not None:
+        return report.headline.sentence
+    first = _costliest(report) or (IMPORTED if report.run.imported else _timed(report))
+    return f"{first}; {_gave(report)}"
+
+
+BOUNDS: Mapping[str, str] = {
+    "cpu": "the program on the CPU",
+    "gpu": "the GPU",
+    "gaps": "gaps between the GPU's work",
+    "none": "something outside of it",
+    "unknown": "what is not known",
+}
+"""What a headline's `bound` says."""
+
+
+def findings(report: Report) -> tuple[list[Finding], list[Finding]]:
+    """Those that ask for something to be done, and those that only say where the time goes; each in their order."""
+    return [f for f in report.findings if not f.healthy], [f for f in report.findings if f.healthy]
+
+
+def price(finding: Finding) -> str:
+    """`40.8 % of the bare run's wall time (1.31 s)`; "" where nothing recoverable was measured."""
+    seconds = duration(finding.cost_s) or ""
+    if finding.cost_pct is None:
+        return seconds
+    share = f"{finding.cost_pct:.3g} % of {finding.of or UNKNOWN}"
+    return f"{share} ({seconds})" if seconds else share
+
+
+def places(finding: Finding) -> list[tuple[str, str]]:
+    """Where it is, as (label, text); a file and its line are one place."""
+    known = {key: plain(value) or "" for key, value in finding.where.items() if value is not None}
+    if "file" in known and "line" in known:
+        known["file"] += f":{finding.where['line']}"
+        del known["line"]
+    return [(label(key), text) for key, text in known.items()]
+
+
+def abstentions(report: Report) -> list[tuple[str, list[Abstention]]]:
+    """The rules that had nothing to judge by, by the part of a plan that would feed them."""
+    found: dict[str, list[Abstention]] = {}
+    for one in report.abstentions:
+        found.setdefault(one.feed.strip("\n"), []).append(one)
+    return list(found.items())
+
+
+def trusts(report: Report) -> dict[str, Trust]:
+    """By capture, how far to trust it, where that is known."""
+    return {capture.id: capture.trust for capture in report.captures if capture.trust}
 
 
 def attached(report: Report) -> bool:
@@ -419,7 +488,8 @@ def _pass(report: Report, record: PassRecord, wall: str | None) -> PassRow:
         role=f"{record.role} {record.repeat}" if record.role == "bare" else record.role.replace("warmup", "warm-up"),
         collectors=", ".join(record.collectors) or "none",
         wall=wall,
-        slowdown=slowdown(record),
+        slowdown=slowdown(record.slowdown, record.slowdown_ci95),
+        step_slowdown=slowdown(record.step_slowdown, record.step_slowdown_ci95),
         trust=trust(report, record),
         remark={"bare": "the reference", "warmup": "not counted", "profiled": "no usable data"}[record.role],
         ended=ended(record),
@@ -431,12 +501,11 @@ def leftovers(processes: Sequence[Process]) -> str:
     return "; ".join(f"{p.pid} {short(' '.join(p.argv), 80)}" for p in processes)
 
 
-def slowdown(record: PassRecord) -> str | None:
+def slowdown(ratio: float | None, interval: tuple[float, float] | None) -> str | None:
     """2.75× (2.61 to 2.90); None where it was not compared."""
-    if record.slowdown is None:
+    if ratio is None:
         return None
-    interval = record.slowdown_ci95
-    return _times(record.slowdown) + (f"× ({_times(interval[0])} to {_times(interval[1])})" if interval else "×")
+    return _times(ratio) + (f"× ({_times(interval[0])} to {_times(interval[1])})" if interval else "×")
 
 
 def _times(ratio: float) -> str:

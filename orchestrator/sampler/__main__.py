@@ -33,7 +33,7 @@ class Sampler:
         self._log, self._options = log, options
         self._interval_ns = round(options.interval * 1e9)
         self._costly = 0
-        self._host = Host()
+        self._host = Host(options.pids[0])
         self._tree = Tree(options.pids, log, options.gated, options.ranks)
         self._rounds = 0
         self._gpus = Watch(log, options.interval, _sources(options))

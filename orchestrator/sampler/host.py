@@ -17,7 +17,9 @@ class Host:
     """What /proc says of the host. Of disks and networks those with a device behind them count: the bytes of a loop
     device, a bridge, a container's interface are somebody else's for a second time."""
 
-    def __init__(self) -> None:
+    def __init__(self, pid: int | None = None) -> None:
+        """`pid`: whose control group may be held back; None: one's own."""
+        self._groups = _cpu_groups(pid)
         self._disks = _with_device("/sys/block")
         self._nets = _with_device("/sys/class/net") or {*names("/sys/class/net")} - {"lo"}
         self._last: dict[str, list[int]] = {}
@@ -33,7 +35,7 @@ class Host:
         return [
             user + nice, system + irq + softirq, iowait, steal, *_busy(total),
             *numbers(stat, ("ctxt", "processes", "procs_running", "procs_blocked")),
-            *_memory(), *self._traffic(), *_pressure(),
+            *_memory(), *self._traffic(), *_pressure(), _throttled_us(self._groups),
         ], {core: [*ticks, clocks.get(core)] for core, ticks in busy.items()}  # fmt: skip
 
     def _clocks(self, busy: dict[str, list[int]]) -> dict[str, Number]:
@@ -85,3 +87,28 @@ def _pressure() -> list[Number]:
             totals[name, line.partition(" ")[0]] = int(line.rpartition("total=")[2])
     wanted = (("cpu", "some"), ("io", "some"), ("io", "full"), ("memory", "some"), ("memory", "full"))
     return [totals.get(key) for key in wanted]
+
+
+_CGROUP = "/sys/fs/cgroup"
+
+
+def _cpu_groups(pid: int | None) -> list[str]:
+    """The files that tell of a process's control groups for how long they were held back: its own and all above it, of
+    version 2 and of 1, as far as they are to be seen from here."""
+    found = []
+    for line in read(f"/proc/{pid or 'self'}/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        place = _CGROUP if not controllers else f"{_CGROUP}/{controllers}"
+        parts = [part for part in path.split("/") if part and part != ".."]
+        found += [f"{'/'.join((place, *parts[:depth]))}/cpu.stat" for depth in range(len(parts), -1, -1)]
+    return [file for file in dict.fromkeys(found) if _throttled_us([file]) is not None]
+
+
+def _throttled_us(files: list[str]) -> Number:
+    """For how long the tightest of these groups was held back by its quota, summed over processors; None without a
+    quota's counter (cgroup-v2.rst: `throttled_usec`, cgroup-v1: `throttled_time`, ns)."""
+    counted = (numbers(read(file), ("throttled_usec", "throttled_time")) for file in files)
+    known = [us if us is not None else (ns or 0) // 1000 for us, ns in counted if (us, ns) != (None, None)]
+    return max(known, default=None)

@@ -17,12 +17,13 @@ COLUMNS = {
         "context_switches", "forks", "runnable", "blocked",
         "load_1m", "memory_available_bytes", "swap_free_bytes", "page_faults", "major_faults",
         "disk_read_bytes", "disk_write_bytes", "net_receive_bytes", "net_send_bytes",
-        "cpu_some_us", "io_some_us", "io_full_us", "memory_some_us", "memory_full_us",
+        "cpu_some_us", "io_some_us", "io_full_us", "memory_some_us", "memory_full_us", "throttled_us",
     ),
     "core": ("busy_ticks", "all_ticks", "clock_mhz"),
     "process": (
         "cpu_ns", "waited_ns", "rss_bytes", "threads", "children", "read_bytes", "write_bytes", "disk_read_bytes",
-        "disk_write_bytes", "voluntary_switches", "involuntary_switches", "minor_faults", "major_faults",
+        "disk_write_bytes", "voluntary_switches", "involuntary_switches", "minor_faults", "major_faults", "system_ns",
+        "queue_ns", "main_queue_ns",
     ),
     "memory": ("rss_bytes", "pss_bytes", "anonymous_bytes", "shared_bytes", "swap_bytes"),
     "gpu": (

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from orchestrator.sampler.log import COLUMNS, Log, Number
 from orchestrator.sampler.proc import cpu_ns, names, numbers, read
 
-_SWITCHES_EVERY_NS = 1_000_000_000
-"""Context switches are counted by thread, and a program may have hundreds: they are read no more often than this."""
+_THREADS_EVERY_NS = 1_000_000_000
+"""A program may have hundreds of threads: what is counted by thread is read no more often than this."""
 _PF_FORKNOEXEC = 0x40
 _NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -28,6 +28,7 @@ class Stat:
         self.ended = x[0] in "ZX"
         self.parent, self.is_fork = int(x[1]), bool(int(x[6]) & _PF_FORKNOEXEC)
         self.minor_faults, self.major_faults, self.threads = int(x[7]), int(x[9]), int(x[17])
+        self.system_ns = int(x[12]) * _NS_PER_TICK
         self.used_ns = (int(x[11]) + int(x[12])) * _NS_PER_TICK
         self.waited_ns = (int(x[13]) + int(x[14])) * _NS_PER_TICK
         self.rss_bytes: int | None = int(x[21]) * _PAGE_BYTES
@@ -36,30 +37,44 @@ class Stat:
         """Changes with an exec: the second is the start of the stack, 0 in its first moment."""
 
 
-class Switches:
-    """Context switches of a process. A thread that ends takes its own with it, so they are added up as they come."""
+class Threads:
+    """What the kernel counts by thread, of one process: context switches, and the time in a queue for a processor. A
+    thread that ends takes its own with it, so they are added up as they come."""
 
     def __init__(self) -> None:
-        self._threads: dict[str, list[int]] | None = None
-        self._sums = [0, 0]
-        self._read_ns = -_SWITCHES_EVERY_NS
+        self._before: dict[str, list[int]] | None = None
+        self._sums = [0, 0, 0]
+        self._read_ns = -_THREADS_EVERY_NS
 
     def read(self, pid: int, threads: Iterable[str]) -> list[Number]:
-        """Voluntary and involuntary ones since the first call; None where it is too early for another one."""
-        if time.monotonic_ns() < self._read_ns + _SWITCHES_EVERY_NS:
-            return [None, None]
+        """Voluntary and involuntary switches, and ns in the queue, since the first call; and of the main thread alone
+        the ns in the queue since its start. None where it is too early for another reading."""
+        if time.monotonic_ns() < self._read_ns + _THREADS_EVERY_NS:
+            return [None, None, None, None]
         self._read_ns = time.monotonic_ns()
-        counts = {tid: _switches(f"/proc/{pid}/task/{tid}/status") for tid in threads}
-        for tid, both in counts.items():
-            before = both if self._threads is None else self._threads.get(tid, [0, 0])
-            self._sums = [total + max(0, b - a) for total, a, b in zip(self._sums, before, both, strict=True)]
-        self._threads = counts
-        return [*self._sums]
+        queued = {tid: _queue_ns(f"/proc/{pid}/task/{tid}/schedstat") for tid in threads}
+        counts = {
+            tid: [*_switches(f"/proc/{pid}/task/{tid}/status"), ns if ns is not None else 0]
+            for tid, ns in queued.items()
+        }
+        for tid, now in counts.items():
+            before = now if self._before is None else self._before.get(tid, [0, 0, 0])
+            self._sums = [total + max(0, b - a) for total, a, b in zip(self._sums, before, now, strict=True)]
+        self._before = counts
+        known = any(ns is not None for ns in queued.values())
+        return [*self._sums[:2], self._sums[2] if known else None, queued.get(str(pid))]
 
 
 def _switches(path: str) -> list[int]:
     """Of one thread: the numbers of the last two lines; none when it is gone."""
     return [int(word) for word in read(path).split()[-3::2]] or [0, 0]
+
+
+def _queue_ns(path: str) -> int | None:
+    """For how long a thread was ready and no processor was free: the second number of its schedstat
+    (Documentation/scheduler/sched-stats.rst). None when it is gone, or the kernel does not count it."""
+    words = read(path).split()
+    return int(words[1]) if len(words) == 3 else None
 
 
 class Tree:
@@ -75,7 +90,7 @@ class Tree:
         self._images: dict[int, tuple[int, int]] = {}
         self._unread = set(self._roots)
         """Those whose environment is still to be read."""
-        self._switches: dict[int, Switches] = {}
+        self._threads: dict[int, Threads] = {}
 
     def read(self) -> dict[str, list[Number]]:
         """By process id the columns of `process`."""
@@ -117,9 +132,11 @@ class Tree:
         if stat.ended:  # until its parent waits for it, its CPU time is nowhere else
             return [*cpu, *[None] * (len(COLUMNS["process"]) - len(cpu))]
         traffic = numbers(read(f"/proc/{pid}/io"), ("rchar", "wchar", "read_bytes", "write_bytes"), ":")
-        switches = self._switches.setdefault(pid, Switches()).read(pid, threads)
+        counted = self._threads.setdefault(pid, Threads()).read(pid, threads)
+        switches, queues = counted[:2], counted[2:]
         return [
-            *cpu, stat.rss_bytes, stat.threads, children, *traffic, *switches, stat.minor_faults, stat.major_faults
+            *cpu, stat.rss_bytes, stat.threads, children, *traffic, *switches, stat.minor_faults, stat.major_faults,
+            stat.system_ns, *queues,
         ]  # fmt: skip
 
     def _notice(self, pid: int, stat: Stat) -> bool:
@@ -153,5 +170,5 @@ class Tree:
 
     def _forget(self, pid: int) -> None:
         self._images.pop(pid, None)
-        self._switches.pop(pid, None)
+        self._threads.pop(pid, None)
         self._unread.discard(pid)

@@ -213,7 +213,7 @@ def test_parse_gives_the_tables_and_says_that_there_was_no_gpu(golden: Path, tmp
     db.executescript((golden / "nsys" / "osrt_nvtx.sql").read_text())
     db.close()
     parsed = nsys().parse(capture(path))
-    assert [t.name for t in parsed.tables] == ["os_calls_summary", "ranges", "range_summary"]
+    assert [t.name for t in parsed.tables] == ["os_calls_summary", "os_calls", "ranges", "range_summary"]
     assert parsed.notes == ("no GPU to trace: the recording names no NVIDIA GPU",)
     assert parsed.status is None, "the run's own status stays"
 

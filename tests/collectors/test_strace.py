@@ -378,10 +378,11 @@ def test_a_cut_summary_is_degraded(tmp_path: Path) -> None:
     assert len(parsed.tables[0]) == text.count("\n") - 4
 
 
-def test_a_trace_becomes_three_tables() -> None:
+def test_a_trace_becomes_four_tables() -> None:
     parsed = strace(mode="trace", events=5).parse(capture(GOLDEN, "trace", "trace.log"))
     assert [(table.name, table.clock) for table in parsed.tables] == [
         ("syscalls", "relative"), ("syscall_paths", "relative"), ("syscall_events", "epoch"),
+        ("syscall_spans", "epoch"),
     ]  # fmt: skip
     assert len(parsed.tables[2]) == 5 and parsed.status is None
     assert "at about 40 us for each" in parsed.notes[0]

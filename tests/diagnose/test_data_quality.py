@@ -1,4 +1,4 @@
-"""diagnose/data_quality.py: processes that used the GPU and were not traced."""
+"""diagnose/data_quality.py: processes that used the GPU and were not traced; runs that were disturbed, or too few."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from cli import environment, profrun, script, write_plan
 from kernel_export import Kernel, make
-from sample_report import build, write
+from sample_report import bare, build, write
 
-from orchestrator.diagnose.data_quality import unseen_gpu_processes
+from orchestrator import stats
+from orchestrator.diagnose.data_quality import distorted_passes, disturbed_runs, few_repeats, unseen_gpu_processes
 from orchestrator.formats import nsys
-from orchestrator.model import Capture
+from orchestrator.model import Capture, PassRecord, TargetRun
 from orchestrator.report import Report
 from orchestrator.tables import Table
 
@@ -153,3 +154,57 @@ exec "$@"
     findings = {finding["rule"]: finding for finding in result.summary["findings"]}
     assert findings["unseen_gpu_processes"]["title"] == "4 processes used the GPU, kernels seen in 1"
     assert findings["unseen_gpu_processes"]["category"] == "data_quality"
+
+
+# ---------------------------------------------------------------- runs
+
+
+def timed(folder: Path, *walls: float, cpu_s: tuple[float, ...] = (), **more: Any) -> Report:
+    """Bare runs of these times, and one under a tool."""
+    used = cpu_s or tuple(9.0 for _ in walls)
+    ids = [f"p{number:02}" for number in range(1, len(walls) + 1)]
+    runs = [TargetRun(("x",), 1, 0, 0, wall, None, cpu, 0.5) for wall, cpu in zip(walls, used, strict=True)]
+    passes = [PassRecord(id_, "bare", ("timing",), run=run) for id_, run in zip(ids, runs, strict=True)]
+    profiled = PassRecord("p99", "profiled", ("strace",), run=TargetRun(("x",), 1, 0, 0, 30.0, None), **more)
+    captures = [Capture(f"{id_}-timing", id_, "timing", "ok") for id_ in ids]
+    metrics = {"wall_s": stats.describe(list(walls), "s", ids)} if walls else {}
+    return replace(bare(folder), passes=(*passes, profiled), captures=tuple(captures), metrics=metrics)
+
+
+def test_a_run_that_took_longer_for_the_same_work_is_named(tmp_path: Path) -> None:
+    (finding,) = disturbed_runs(timed(tmp_path, 10.0, 10.1, 14.0, 9.9, 10.0))
+    assert finding.title.startswith("p03 took up to 1.40 times the usual time for the same work: ")
+    assert finding.sources == ("p03-timing",)
+
+
+@pytest.mark.parametrize(
+    ("walls", "cpu_s"),
+    [((10.0, 10.1, 9.9, 10.0), ()), ((10.0, 10.1, 14.0, 9.9, 10.0), (9.0, 9.0, 13.0, 9.0, 9.0)), ((10.0, 14.0), ())],
+    ids=["alike", "it had more to do", "too few to tell"],
+)
+def test_runs_that_were_not_disturbed_are_not_named(
+    tmp_path: Path, walls: tuple[float, ...], cpu_s: tuple[float, ...]
+) -> None:
+    assert list(disturbed_runs(timed(tmp_path, *walls, cpu_s=cpu_s))) == []
+
+
+def test_too_few_bare_runs_are_told(tmp_path: Path) -> None:
+    (finding,) = few_repeats(timed(tmp_path, 10.0))
+    assert (finding.severity, finding.title) == (
+        "info",
+        "One bare run was made: too few to tell small differences from chance",
+    )
+    assert list(few_repeats(timed(tmp_path, 10.0, 10.1, 9.9))) == []
+    (none,) = few_repeats(timed(tmp_path))
+    assert none.title.startswith("No bare run was made")
+    imported = timed(tmp_path)
+    assert list(few_repeats(replace(imported, run=replace(imported.run, imported=True)))) == []
+
+
+def test_a_pass_is_distorted_by_what_it_did_to_the_steps(tmp_path: Path) -> None:
+    whole = timed(tmp_path, 10.0, slowdown=1.1, step_slowdown=1.6)
+    assert list(distorted_passes(whole)) == []
+    bent = Capture("p99-strace", "p99", "strace", "ok", trust="distorted")
+    (finding,) = distorted_passes(replace(whole, captures=(bent,)))
+    assert finding.title == "Under strace a step took 1.6 times as long as alone"
+    assert [evidence.value for evidence in finding.evidence] == [1.1, 1.6]

@@ -290,7 +290,7 @@ def test_a_trace_without_work_of_the_gpu_says_so(traces: Path) -> None:
     assert content.notes[0] == "no GPU events, though the process saw NVIDIA A100-PG509-200"
     content = kineto.read(traces / "hta_cpu_only_rank34_small.json.gz")
     assert content.notes == ("no GPU events",)
-    assert {part.name for part in content.tables} == {"ranges", "torch_ops"}
+    assert {part.name for part in content.tables} == {"ranges", "torch_ops", "op_spans"}
 
 
 def test_the_stream_that_was_cut_off_gives_what_is_whole(traces: Path) -> None:

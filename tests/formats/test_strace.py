@@ -44,7 +44,9 @@ def paths(trace: Trace) -> dict[str, dict[str, Any]]:
 
 def everything(trace: Trace) -> list[Any]:
     """All that a trace says, comparable."""
-    return [*([dict(t.columns), t.clock, t.dropped] for t in (trace.syscalls, trace.paths, trace.events)), trace.calls]
+    tables = [[dict(t.columns), t.clock, t.dropped] for t in (trace.syscalls, trace.paths, trace.events)]
+    spans = sorted(str(row) for row in trace.spans.rows())  # those that began together are in any order
+    return [*tables, trace.calls, spans, trace.spans.dropped]
 
 
 # ---------------------------------------------------------------- summaries
@@ -235,7 +237,7 @@ def test_a_log_cut_anywhere_loses_one_line_at_most(tmp_path: Path) -> None:
 
 def line_by_line(path: Path, events: int = 1000) -> Trace:
     """A log read by the thorough way alone."""
-    log = strace._Log(events)
+    log = strace._Log(events, strace.MOST_SPANS)
     for log._serial, line in enumerate(path.read_bytes().removesuffix(b"\n").split(b"\n")):
         log._line(line)
     return log.trace(())
@@ -289,6 +291,41 @@ def test_most_lines_of_our_own_logs_go_the_quick_way(tmp_path: Path, monkeypatch
     trace = read_trace(written(tmp_path, text * 5))
     assert len(slow) - text.count(b"\n") < 0.3 * 4 * text.count(b"\n")
     assert trace.lines["all"] == 5 * text.count(b"\n")
+
+
+def test_the_calls_are_told_one_by_one() -> None:
+    trace = read_trace(GOLDEN / "trace.log", events=1 << 20)
+    assert (len(trace.spans), trace.spans.dropped, trace.spans.clock) == (trace.calls, 0, "epoch")
+    assert trace.spans.clock_error_ns == trace.events.clock_error_ns
+    events = {(row["thread"], row["start_ns"]): row for row in trace.events.rows()}
+    spans = list(trace.spans.rows())
+    assert [row["start_ns"] for row in spans] == sorted(row["start_ns"] for row in spans)
+    for row in spans:
+        event = events[row["thread"], row["start_ns"]]
+        assert (event["pid"], event["duration_ns"], event["name"]) == (row["pid"], row["duration_ns"], row["name"])
+        failed = event["result"].startswith(("-1 ", "? "))
+        assert f" {row['error']} " in event["result"] if failed else row["error"] is None
+    by_path = Counter(row["path"] for row in spans if row["path"] is not None)
+    assert by_path == {path: row["count"] for path, row in paths(trace).items()}
+
+
+def test_of_many_calls_the_longest_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (GOLDEN / "trace.log").read_bytes()
+    monkeypatch.setattr(strace, "_FIRST_BYTES", len(text) - 1)
+    whole = read_trace(written(tmp_path, text * 7))
+    some = read_trace(written(tmp_path, text * 7), spans=40)
+    assert (len(some.spans), some.spans.dropped) == (40, whole.calls - 40)
+    assert sorted(some.spans.columns["duration_ns"]) == sorted(whole.spans.columns["duration_ns"])[-40:]
+    assert some.syscalls == whole.syscalls
+
+
+def test_calls_whose_beginning_is_lost_are_not_told_one_by_one(tmp_path: Path) -> None:
+    lines = "7 1700000000.000001 <... read resumed>) = 0 <0.5>\n7 1700000000.6 close(3</a>) = -1 EIO (x) <0.25>\n"
+    trace = read_trace(written(tmp_path, lines))
+    (row,) = trace.spans.rows()
+    assert (row["name"], row["class"], row["path"], row["error"]) == ("close", "desc", "/a", "EIO")
+    assert (row["thread"], row["start_ns"], row["duration_ns"]) == (7, 1_700_000_000_600_000_000, 250_000_000)
+    assert (trace.calls, trace.spans.dropped) == (2, 1)
 
 
 # ---------------------------------------------------------------- logs: other people's

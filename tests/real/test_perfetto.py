@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import perfetto
+import perfetto_ui
 import pytest
 import torch_program
 
@@ -27,7 +27,7 @@ def test_perfetto_shows_every_event(trace: Path) -> None:
     written = Counter(event["name"] for event in events if event["ph"] in "Xi")
     (ranges,) = [t for t in kineto.read(trace).tables if t.name == "ranges"]
     base_ns = json.loads(trace.read_text())["baseTimeNanoseconds"]
-    with perfetto.opened(trace) as ui:
+    with perfetto_ui.opened(trace) as ui:
         assert ui.slices() == written
         assert ui.complaints() == []
         shown = ui.query("select ts, dur from slice where name = 'forward' order by ts")
@@ -38,5 +38,5 @@ def test_perfetto_shows_every_event(trace: Path) -> None:
 def test_what_perfetto_can_not_read_is_told(tmp_path: Path) -> None:
     broken = tmp_path / "broken.json"
     broken.write_text('{"traceEvents": [{"ph": "X", "name": "say "hi"", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]}')
-    with pytest.raises(perfetto.Refused, match="Failure parsing JSON"), perfetto.opened(broken):
+    with pytest.raises(perfetto_ui.Refused, match="Failure parsing JSON"), perfetto_ui.opened(broken):
         pass

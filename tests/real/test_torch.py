@@ -9,7 +9,7 @@ from typing import Any
 
 import hta
 import pandas as pd
-import perfetto
+import perfetto_ui
 import pytest
 from cli import Result, environment, profrun
 
@@ -107,7 +107,7 @@ def test_the_report_says_how_large_the_trace_is_and_that_it_is_whole(deep: Resul
 
 @pytest.mark.tool("chromium")
 def test_the_trace_opens_in_perfetto(deep: Result) -> None:
-    with perfetto.opened(file(deep, ".trace.json")) as ui:
+    with perfetto_ui.opened(file(deep, ".trace.json")) as ui:
         slices = ui.slices()
         assert ui.complaints() == []
     assert [name for name in sorted(slices) if name.startswith("ProfilerStep")] == ASKED

@@ -22,6 +22,7 @@ from orchestrator.model import (
     Capture,
     Check,
     Exit,
+    Headline,
     Metric,
     Outcome,
     Part,
@@ -252,6 +253,24 @@ def test_the_summary_has_figures_what_is_missing_findings_and_the_verdict_last(t
 def lost(tmp_path: Path, *captures: tuple[str, str, str], outcome: Outcome) -> list[str]:
     made = tuple(Capture(f"p{i}", f"p{i}", name, status, why) for i, (name, status, why) in enumerate(captures))  # type: ignore[arg-type]
     return lines(replace(sample_report.bare(tmp_path), captures=made, outcome=outcome))
+
+
+def test_the_verdict_and_the_costliest_findings_are_told(tmp_path: Path) -> None:
+    one = sample_report.finding()
+    told = tuple(replace(one, title=f"finding {n}") for n in range(6))
+    calm = replace(one, healthy=True, title="the GPU computes")
+    headline = Headline("It waits for the disk.", "none", "high")
+    report = replace(sample_report.build(tmp_path), findings=(*told[:2], calm, *told[2:]), headline=headline)
+    stream = io.StringIO()
+    Console(stream=stream).end(report)
+    lines = stream.getvalue().splitlines()
+    (at,) = [n for n, line in enumerate(lines) if line.startswith("verdict")]
+    assert lines[at] == "verdict       It waits for the disk."
+    assert lines[at + 1] == "major         finding 0: 40.8 % of the bare run's 3.21 s of wall time (1.31 s)"
+    assert [line.split(":")[0].split()[-1] for line in lines[at + 1 : at + 4]] == ["0", "1", "2"]
+    assert lines[at + 4].strip() == f"and 3 findings more: profrun show {tmp_path}"
+    assert lines[at + 5].startswith("report")
+    assert lines[-1] == "profrun: ok"
 
 
 def test_what_is_missing_is_told_once_for_each_reason(tmp_path: Path) -> None:

@@ -88,8 +88,13 @@ def test_a_kernel_shows_its_grid_against_the_gpu(report: Report) -> None:
 def test_the_roofline_holds_the_kernels_below_the_roof(report: Report) -> None:
     chart = kernels.roofline(report)
     assert chart is not None and len(chart.points) == 2 and len(chart.roofs) == 1
-    memory_side, compute_side = chart.points
+    compute_side, memory_side = chart.points
     assert memory_side.x < compute_side.x and memory_side.y > compute_side.y
+    assert [(p.number, p.name, p.reached) for p in chart.points] == [
+        (1, "gemm_kernel", 88.0),
+        (2, "max_pool_forward_nchw", 6.5),
+    ]
+    assert chart.roofs[0].text == "ridge at 20" and memory_side.x < chart.roofs[0].x < compute_side.x
     # 1.6 of 20 operations per byte allow 8 % of the peak; of that 6.5 % are reached
     assert "1.6 operations per byte, 0.5 % of peak" in memory_side.text
 

@@ -17,6 +17,8 @@ from orchestrator.model import Outcome
 from orchestrator.render import markdown
 from orchestrator.report import Report
 
+WHERE = [f"Where the step goes: {who}" for who in ("Main thread in p09-py-spy", "GPU 0 in 05-profiled-nsys")]
+GPUS = ["NVIDIA H100 80GB HBM3 (device 0) in 05-profiled-nsys", "GPU (device 1) in 05-profiled-nsys"]
 PARSER = MarkdownIt("commonmark").enable("table")
 
 
@@ -41,11 +43,21 @@ def text(report: Report) -> str:
 
 def test_sections_stand_in_reading_order(text: str) -> None:
     headings = [line.lstrip("# ") for line in text.splitlines() if line.startswith("#")]
-    assert headings[:6] == ["cpu-quick: ok", "Findings", "Timing", "Steps", "Passes", "Captures"]
-    gpus = ["NVIDIA H100 80GB HBM3 (device 0) in 05-profiled-nsys", "GPU (device 1) in 05-profiled-nsys"]
-    assert headings[6:11] == [*gpus, "Copies and sets of 05-profiled-nsys", "Kernels in depth", "Functions"]
-    assert headings[-5:-2] == ["Operators of p09-py-spy", "Memory", "Samples of p10-strace"]
-    assert headings[-2:] == ["Machine", "Environment"]
+    assert headings[:6] == ["cpu-quick: ok", "Findings", "Steps", "Timing", *WHERE]
+    assert headings[6:10] == [*GPUS, "Copies and sets of 05-profiled-nsys", "Functions"]
+    assert headings[-8:-4] == ["Kernels in depth", "Operators of p09-py-spy", "Memory", "Samples of p10-strace"]
+    assert headings[-4:] == ["Machine", "Environment", "Overhead and trust", "Captures"]
+
+
+def test_what_the_rules_say_is_told_like_in_the_page(report: Report, tmp_path: Path) -> None:
+    text = markdown.render(sample_report.diagnosed(tmp_path))
+    assert text.splitlines()[2].startswith("Each step waits for its checkpoint: fsync takes 40.8 % of a bare run")
+    assert "  - bent by the measuring: p10-strace (distorted)" in text
+    calm = text.index("Where the time goes, and nothing is wrong with that:")
+    assert text.index("**minor**") < calm < text.index("- **healthy** Most of a step is the convolution itself: 1.1 s")
+    fences = [t for t in tokens(text) if t.type == "fence" and t.info == "yaml"]
+    assert [f.content.splitlines()[1] for f in fences] == ["  - use: nsys", "  - use: ncu"]
+    assert not [t for t in tokens(text) if t.type.startswith("html_")]
 
 
 def test_processes_that_ran_already_have_their_table(tmp_path: Path) -> None:
@@ -103,7 +115,7 @@ def test_no_name_becomes_markup(text: str) -> None:
 
 def test_every_row_has_the_columns_of_its_head(text: str) -> None:
     blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(blocks) == 15
+    assert len(blocks) == 16
     for lines in blocks:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
         assert len({len(line) for line in lines}) == 1  # a table in a terminal too

@@ -48,7 +48,7 @@ def test_aligned_quantities_share_a_unit_and_never_round_to_nothing() -> None:
     ],
 )
 def test_slowdown(ratio: float | None, interval: tuple[float, float] | None, text: str | None) -> None:
-    assert view.slowdown(PassRecord("p", "profiled", ("x",), slowdown=ratio, slowdown_ci95=interval)) == text
+    assert view.slowdown(ratio, interval) == text
 
 
 def test_processes_that_ran_already_are_told_over_all_looks(tmp_path: Path) -> None:

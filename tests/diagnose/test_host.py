@@ -1,0 +1,162 @@
+"""What the thread of the steps does and waits for: one finding a place, put to whose fault it is; silent on work that is
+the program's purpose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+
+from orchestrator import diagnose
+from orchestrator.diagnose import host
+from orchestrator.model import Abstention, Capture, Finding, Metric, Outcome
+from orchestrator.report import Report, RunInfo
+
+RUN = RunInfo("r", "n", "2026-01-01T00:00:00Z", 1.0, ("python", "train.py"), "/home/me", "0")
+FILE = "/home/me/train.py"
+OWN = {"function": "work", "file": FILE, "line": 12, "code": "own"}
+FRAMEWORK = {"function": "forward", "file": FILE, "line": 5, "code": "framework", "state": "native"}
+
+
+class Made(Report):
+    """A report whose table `host_time` is in memory."""
+
+    rows: list[dict[str, Any]]
+
+    def table(self, name: str) -> pandas.DataFrame | None:
+        if name != "host_time" or not self.rows:
+            return None
+        columns = [
+            "phase",
+            "state",
+            "function",
+            "file",
+            "line",
+            "below",
+            "code",
+            "native",
+            "op",
+            "behind",
+            "behind_state",
+        ]
+        whole = sum(row["pct"] for row in self.rows)
+        frame = pandas.DataFrame(
+            [
+                {
+                    **dict.fromkeys(columns),
+                    "part": "steady",
+                    **row,
+                    "total_ns": int(row["pct"] * 1e7),
+                    "samples": 5 * row["pct"],
+                }
+                for row in self.rows
+            ]
+        ).astype({name: "string" for name in columns if name != "line"})
+        return frame.assign(capture="p1-py-spy", role="main", part_ns=int(whole * 1e7))
+
+
+def report(*rows: dict[str, Any], native: bool = True, trust: Any = "high") -> Report:
+    capture = Capture("p1-py-spy", "p1", "py-spy", "ok", trust=trust, options={"native": native})
+    timing = Capture("p0-timing", "p0", "timing", "ok")
+    metrics = {"step_s": Metric(0.1, "s"), "steps": Metric(101, "steps"), "warmup_steps": Metric(1, "steps")}
+    made = Made(RUN, Outcome("ok", 0, ""), {}, captures=(capture, timing), metrics=metrics, folder=Path())
+    object.__setattr__(made, "rows", list(rows))
+    return made
+
+
+def findings(*rows: dict[str, Any], **more: Any) -> list[Finding]:
+    found = [one for one in host.where_the_time_goes(report(*rows, **more)) if isinstance(one, Finding)]
+    return list(diagnose.merged(found))
+
+
+def test_a_wait_for_files_with_its_cost_and_place() -> None:
+    wait = {**OWN, "state": "file", "native": "fsync (libc.so.6)", "pct": 60}
+    (first, *rest) = findings(wait, {**FRAMEWORK, "op": "aten::addmm", "pct": 40})
+    assert (first.category, first.severity, first.cost_pct, first.cost_s) == ("file_io", "critical", 60, 6)
+    assert first.where == {"function": "work", "file": FILE, "line": 12, "syscall": "fsync"}
+    assert first.of == "the steady steps of a bare run"
+    assert first.confidence == "high"
+    assert all(one.healthy and one.severity == "minor" for one in rest)
+
+
+@pytest.mark.parametrize(
+    ("row", "category", "function"),
+    [
+        ({"state": "network", "native": "recv (libc.so.6)"}, "network_io", "work"),
+        ({"state": "child", "native": "poll (libc.so.6)"}, "process_spawn", "work"),
+        ({"state": "sleep", "native": "clock_nanosleep (libc.so.6)"}, "idle_wait", "work"),
+        ({"state": "gc", "native": "gc_collect_main (libpython3.11.so)"}, "memory_management", "work"),
+        ({"state": "device", "native": "cudaStreamSynchronize (libcudart.so)"}, "host_sync", "work"),
+        ({"state": "python"}, "python_cpu", "work"),
+        ({"state": "native", "code": "library", "below": "compress (bz2.py)"}, "native_cpu", "work"),
+        ({"state": "sleep", "phase": "data"}, "input_pipeline", "work"),
+        ({"state": "native", "code": "framework", "phase": "checkpoint"}, "file_io", "work"),
+        ({"state": "gil", "behind": "tally (/home/me/t.py:4)", "behind_state": "python"}, "gil_contention", "tally"),
+        (
+            {"state": "lock", "native": "Queue", "behind": "score (/home/me/s.py:9)", "behind_state": "gil"},
+            "gil_contention",
+            "score",
+        ),
+        (
+            {
+                "state": "lock",
+                "native": "_queue_SimpleQueue_get",
+                "behind": "make (/home/me/s.py:9)",
+                "behind_state": "file",
+            },
+            "file_io",
+            "make",
+        ),
+        (
+            {"state": "lock", "native": "lock_PyThread_acquire_lock (libpython3.11.so)", "behind": "send (/x.py:9)"},
+            "lock_contention",
+            "work",
+        ),
+        (
+            {"state": "pipe", "phase": "data", "behind": "Set.__getitem__ (/home/me/d.py:3)", "behind_state": "sleep"},
+            "input_pipeline",
+            "Set.__getitem__",
+        ),
+    ],
+)
+def test_whose_fault_a_wait_is(row: dict[str, Any], category: str, function: str) -> None:
+    (first, *_) = findings({**OWN, **row, "pct": 50}, {**FRAMEWORK, "pct": 50})
+    assert (first.category, first.where["function"], first.severity) == (category, function, "critical")
+
+
+def test_a_program_whose_work_is_the_framework_s_has_no_finding_above_minor() -> None:
+    found = findings({**FRAMEWORK, "op": "aten::mm", "pct": 96}, {**OWN, "state": "python", "pct": 4})
+    assert {one.severity for one in found} == {"minor"}
+    assert (found[0].category, found[0].where["op"], found[0].healthy) == ("native_cpu", "aten::mm", True)
+
+
+def test_backward_is_put_to_the_functions_that_ran_forward() -> None:
+    rows = (
+        {**FRAMEWORK, "phase": "forward", "op": "aten::addmm", "pct": 30},
+        {**FRAMEWORK, "function": "<module>", "phase": "backward", "pct": 70},
+    )
+    (first,) = findings(*rows)
+    assert (first.where["function"], first.cost_pct) == ("forward", 100)
+
+
+def test_what_is_below_the_interval_of_a_measurement_is_not_told() -> None:
+    found = findings({**OWN, "state": "file", "pct": 2}, {**FRAMEWORK, "pct": 98})
+    assert [one.category for one in found] == ["native_cpu"]
+
+
+def test_few_samples_or_a_bent_run_make_it_less_sure() -> None:
+    wait = {**OWN, "state": "file", "pct": 60}
+    assert findings(wait, {**FRAMEWORK, "pct": 40}, trust="distorted")[0].confidence == "medium"
+    assert findings({**wait, "pct": 4})[0].confidence == "low"
+
+
+def test_without_native_frames_it_says_what_would_tell() -> None:
+    told = list(host.where_the_time_goes(report({**OWN, "state": "unknown", "pct": 100}, native=False)))
+    assert [one.feed for one in told if isinstance(one, Abstention)] == ["{use: py-spy, native: true}"]
+
+
+def test_without_samples_it_abstains() -> None:
+    (told,) = host.where_the_time_goes(report())
+    assert isinstance(told, Abstention)
