@@ -463,7 +463,7 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         Column("code", "str", "whose code that was: own, library, framework (PyTorch, NumPy), none"),
         Column("native", "str", "native function that tells the state, as `function (library)`"),
         Column("op", "str", "operator of PyTorch, where native frames name it"),
-        Column("behind", "str", "of a wait: function that the other threads were in meanwhile, as `function (file:line)`"),
+        Column("behind", "str", "of a wait: function the other threads were in meanwhile, as `function (file:line)`"),
         Column("behind_state", "str", "what those threads were doing there, as in state"),
         Column("behind_pct", "float", "share of what they did meanwhile, idle threads left out", "%"),
         Column("samples", "int", "number of samples (estimated from the time where the tool gives spans)"),

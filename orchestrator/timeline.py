@@ -452,7 +452,7 @@ class _Drawing:
             for batch in self._own(table):
                 longest = max(filter(None, (longest, _longest(batch, column, wanted))), default=None)
             if longest is not None:
-                return longest[1]
+                return -longest[1]
         return None
 
 
@@ -479,7 +479,8 @@ MOST_STACKS = 1 << 17
 
 
 def _longest(batch: pyarrow.Table, column: str, wanted: Any) -> tuple[int, int] | None:
-    """Duration and start of the longest of the rows with that value; for stacks with a function on them."""
+    """Duration and start (negative: of equals the first) of the longest of the rows with that value; of stacks, those
+    with that function."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -492,7 +493,7 @@ def _longest(batch: pyarrow.Table, column: str, wanted: Any) -> tuple[int, int] 
         mask = pc.equal(found, pa.scalar(wanted, found.type) if type(wanted) in (str, int) else None)
     rows = batch.filter(pc.fill_null(mask, False)).select(["duration_ns", "start_ns"])
     times = zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True)
-    return max(((duration or 0, start) for duration, start in times if start is not None), default=None)
+    return max(((duration or 0, -start) for duration, start in times if start is not None), default=None)
 
 
 def _among(batch: pyarrow.Table, captures: Sequence[str]) -> Any:

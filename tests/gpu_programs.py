@@ -129,6 +129,7 @@ def write_nsys(program: Program, path: Path) -> Path:
     calls = [(c.start, c.end, 0, tid, c.correlation, number(f"{c.name}_v7000")) for c in program.calls]
     ranges = [(r.start, r.end, 59, tid, 0, r.name) for r in program.ranges]
     os_calls = [(c.start, c.end, 27, tid, number(c.name)) for c in program.os_calls]
+    path.unlink(missing_ok=True)
     with sqlite3.connect(path) as db:
         _table(db, "StringIds", "id INTEGER PRIMARY KEY, value TEXT", [(n, text) for text, n in numbers.items()])
         _table(db, "TARGET_INFO_SESSION_START_TIME", "utcEpochNs INTEGER", [(EPOCH_NS,)])

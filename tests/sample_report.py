@@ -124,7 +124,7 @@ HEALTHY = Finding(
     cost_s=1.1,
     cost_pct=36.7,
     of="the steady steps of a bare run",
-    evidence=(Evidence("host_time", "CNN.forward", 1.1, "s"),),
+    evidence=(Evidence("host_time", "CNN.forward", 1.1, "s"), Evidence("gpu_gaps", "at 2.8 s", 0.087, "s")),
     sources=("p09-py-spy",),
     healthy=True,
 )

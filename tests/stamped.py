@@ -18,7 +18,7 @@ MISSING = "/nowhere/at-all"
 RANGE, RECORDED = "the program's own range", "the program's own function"
 SLEEP_S, BUSY_S = 0.03, 0.3
 BYTES = 96 << 20
-"""Taken while it is busy, and given back."""
+"""In use while it is busy, and given back."""
 STEPS, FIRST, LAST = 8, 3, 5
 """So many steps; the first and last of those that are noted."""
 
@@ -39,13 +39,11 @@ def nvtx() -> ctypes.CDLL:
     return ctypes.CDLL(str(next(file for file in files if file.is_file())))
 
 
-def busy() -> bytearray:
-    """Python code for a while, with much memory in use."""
-    held = bytearray(b"x") * BYTES
+def busy() -> None:
+    """Python code for a while."""
     end = time.perf_counter() + BUSY_S
     while time.perf_counter() < end:
         sum(range(1000))
-    return held
 
 
 def step(ranges: ctypes.CDLL) -> None:
@@ -60,8 +58,11 @@ def step(ranges: ctypes.CDLL) -> None:
         ranges.nvtxRangePop()
     with noted("function"), record_function(RECORDED):
         time.sleep(SLEEP_S)
+    held = bytearray(b"x") * BYTES
     with noted("busy"):
         busy()
+    del held
+    time.sleep(SLEEP_S)
 
 
 def main(file: str) -> None:

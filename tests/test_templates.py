@@ -20,7 +20,7 @@ from orchestrator.units import Times
 
 NAMES = (
     "attach", "auto", "cpu-deep", "cpu-quick", "gpu-deep", "gpu-quick", "hang", "io", "night", "torch-deep",
-    "torch-memory", "wake",
+    "torch-memory", "wake", "why",
 )  # fmt: skip
 VERBS = (
     "run", "check", "templates", "init", "doctor", "env", "import", "report", "show", "open", "compare", "history",

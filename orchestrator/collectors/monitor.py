@@ -126,7 +126,7 @@ class Monitor(Collector):
             why = "no reading lies within the run: it was too short, or the wall clock was set meanwhile"
             return Parsed((), found.notes, "empty", why)
         error_ns = found.table.clock_error_ns
-        clock = None if error_ns is None else Clock(0, 1.0, error_ns, "Unix time before each reading, which takes as long")
+        clock = None if error_ns is None else Clock(0, 1.0, error_ns, "Unix time before each reading")
         whole = Parsed((found.table,), found.notes, metrics=found.metrics, clock=clock)
         if found.damage:
             return replace(whole, status="degraded", reason=found.damage)

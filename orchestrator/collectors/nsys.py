@@ -82,6 +82,9 @@ class Nsys(Collector):
         description="CUDA graphs: `graph` traces each launch as a whole, `node` shows its kernels, at a cost; default: "
         "graph with a driver that can",
     )
+    without_gpu: Literal["trace", "skip"] = Field(
+        "trace", description="on a machine without a GPU: trace what there is, or don't run"
+    )
     gpu_metrics: bool = Field(
         False, description="sample the use of the GPU's units as well; needs permission for its counters"
     )
@@ -116,6 +119,8 @@ class Nsys(Collector):
         tool = self.tool(machine)
         if tool.path is None:
             return found
+        if not machine.gpus and self.without_gpu == "skip":
+            return [Check("nsys", "missing", "no NVIDIA GPU here, and the plan wants nsys for one (without_gpu: skip)")]
         if not machine.gpus:
             found.append(_without_gpu(self.traces(False, tool)))
         unknown = [t for t in self.trace or () if not _offers(tool, t)]

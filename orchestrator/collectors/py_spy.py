@@ -22,7 +22,7 @@ from orchestrator.collectors.base import Collector, Parsed
 from orchestrator.errors import ParseError
 from orchestrator.formats import logs, pyspy
 from orchestrator.formats.stacks import Row, Spans, functions_table, stacks_table
-from orchestrator.model import Beside, Capture, Check, Clock, Expect, Job, Launch, Sign, Status, ToolProbe, When
+from orchestrator.model import Beside, Capture, Check, Clock, Expect, Job, Launch, Sign, Status, ToolProbe, Trust, When
 from orchestrator.standalone import lives
 from orchestrator.units import Duration, Frequency, frequency, show_duration
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 ENOUGH = 0.8
 """A capture with less than this share of the samples asked for is degraded."""
+HELD_UP = 0.05
+"""Further behind than this share of the run, its samples are those of a program that was held up."""
 WAITING = 0.1
 """A target that used less than this share of its time on processors was mostly waiting."""
 _SIGMA = 3
@@ -204,7 +206,7 @@ class PySpy(Collector):
         tables = [make(rows, rate_hz) for make in makers]
         tables += [reading.spans_table()] if reading.spans else []
         ranked = tuple(table.with_ranks(reading.ranks) for table in tables)
-        return Parsed(ranked, tuple(quality.notes()), status, reason, clock=reading.clock())
+        return Parsed(ranked, tuple(quality.notes()), status, reason, quality.trust(), clock=reading.clock())
 
 
 _TRACED = (
@@ -425,6 +427,11 @@ class _Quality:
         if self.reading.damages:
             return "degraded", "; ".join(self.reading.damages)
         return None, None
+
+    def trust(self) -> Trust | None:
+        """Distorted where py-spy was so far behind that the program stood still for it."""
+        run = self.capture.run
+        return "distorted" if run and self.behind_s() > HELD_UP * run.wall_s else None
 
     def _nothing(self) -> tuple[Status, str]:
         run, errors = self.capture.run, self.errors()

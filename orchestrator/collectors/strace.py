@@ -92,8 +92,8 @@ class Strace(Collector):
     max_slowdown: float | None = Field(
         5.0,
         gt=1,
-        description="attaching only: not run where it would make the program slower than this, going by the calls that "
-        "an earlier perf with `mode: syscalls` has counted; null: run all the same",
+        description="not run where it would make the program slower than this, going by the calls that an earlier perf "
+        "with `mode: syscalls` has counted; null: run all the same; where profrun starts the program, only if it is set",
     )
 
     flush: Duration = Field(
@@ -148,7 +148,8 @@ class Strace(Collector):
 
     def declines(self, facts: Mapping[str, Any], attaching: bool) -> str | None:
         rate = facts.get("syscalls_per_s")
-        if rate is None or not attaching or self.max_slowdown is None:
+        asked = attaching or "max_slowdown" in self.model_fields_set
+        if rate is None or not asked or self.max_slowdown is None:
             return None
         slower = self._slowdown(rate)
         if slower <= self.max_slowdown:

@@ -40,9 +40,11 @@ def _rank(finding: Finding) -> tuple[float | str, ...]:
 
 
 def _joined(first: Finding, other: Finding) -> Finding:
+    function = None if "function" in first.where else other.where.get("function")
     advice = first.advice if other.advice in first.advice else f"{first.advice} {other.advice}"
     return replace(
         first,
+        title=f"{first.title}: {function}" if function else first.title,
         advice=advice,
         where={**other.where, **first.where},
         evidence=tuple(dict.fromkeys((*first.evidence, *other.evidence))),

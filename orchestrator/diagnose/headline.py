@@ -1,14 +1,38 @@
-"""The verdict in one sentence, made of the findings and of what the locating stage has found."""
+"""The verdict in one sentence, made of the findings and of how the GPU's work lies."""
 
 from __future__ import annotations
 
-from orchestrator.model import Headline
+from typing import Literal
+
+from orchestrator.model import Finding, Headline
 from orchestrator.report import Report
+
+Bound = Literal["cpu", "gpu", "gaps", "none", "unknown"]
+
+_ASIDE = frozenset({"data_quality", "environment"})
+"""What these findings say is about the measurement, not about the program."""
+_GPU = frozenset({"gpu_compute", "gpu_memory_bound", "low_occupancy", "small_grid"})
+_OUTSIDE = frozenset({"file_io", "network_io", "idle_wait", "process_spawn"})
+_QUEUES: dict[str, Bound] = {"sparse": "cpu", "dense": "gpu", "dense with gaps": "gaps"}
 
 
 def of(report: Report) -> Headline | None:
     """None where nothing has been measured that would tell."""
-    worst = next((one for one in report.findings if one.category not in ("data_quality", "environment")), None)
-    if worst is None:
+    about = [one for one in report.findings if one.category not in _ASIDE]
+    if not about:
         return None
-    return Headline(f"{worst.title}.", confidence=worst.confidence, sources=worst.sources)
+    worst = about[0]
+    calm = worst.healthy or worst.severity in ("minor", "info")
+    said = f"Nothing costly stands out. {worst.title}." if calm else f"{worst.title}."
+    return Headline(said, _bound(report, worst), worst.confidence, worst.sources)
+
+
+def _bound(report: Report, worst: Finding) -> Bound:
+    """By the GPU's queue where there is one; else by what the thread of the steps does most."""
+    frame = report.table("gpu_time")
+    if frame is not None and len(frame):
+        busiest = frame.sort_values("window_ns", ascending=False).iloc[0]
+        return _QUEUES.get(str(busiest["queue"]), "unknown")
+    if worst.category in _GPU:
+        return "gpu"
+    return "none" if worst.category in _OUTSIDE else "cpu" if worst.rule == "where_the_time_goes" else "unknown"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from orchestrator import judging
 from orchestrator.formats.stacks import split_frame
@@ -83,7 +83,7 @@ def where_the_time_goes(report: Report) -> Iterator[Finding | Abstention]:
             yield Abstention(
                 "where_the_time_goes", "native frames: they tell what is waited for", "{use: py-spy, native: true}"
             )
-        told = sorted(places(rows), key=lambda place: -place.pct)
+        told = sorted(places(rows, _is_at_work(report, capture)), key=lambda place: -place.pct)
         firsts: set[str] = set()
         for place in told:
             finding = _finding(report, capture, place, rows, is_first=place.category not in firsts)
@@ -118,12 +118,14 @@ def _has_native(rows: pandas.DataFrame) -> bool:
     return bool((rows["state"] != "unknown").any())
 
 
-def places(rows: pandas.DataFrame) -> list[Place]:
-    """The time of the rows by category and function."""
+def places(rows: pandas.DataFrame, at_work: bool = True) -> list[Place]:
+    """The time of the rows by category and function. at_work: what samples leave unknown is work, not waiting."""
     found: dict[tuple[str, str, str | None, bool], Place] = {}
     for row in rows.to_dict("records"):
         one = _Row({key: None if value is _na() else value for key, value in row.items()})
         category, where, line = one.blamed()
+        if one["state"] == "unknown" and not at_work:
+            category = "idle_wait"
         function, file = where
         purpose = category in ("native_cpu", "python_cpu") and one["code"] == "framework"
         key = (category, function, file, purpose)
@@ -135,6 +137,17 @@ def places(rows: pandas.DataFrame) -> list[Place]:
         if told := one.detail():
             place.details[told] = place.details.get(told, 0.0) + one.pct
     return _with_backward(found.values(), rows)
+
+
+def _is_at_work(report: Report, capture: str) -> bool:
+    """Whether the process used a processor for the larger part of its steady steps."""
+    pass_id = next((c.pass_id for c in report.captures if c.id == capture), "")
+    of_pass = [c.id for c in report.captures if c.pass_id == pass_id]
+    frame = judging.of_capture(report.table("steps"), of_pass)
+    if frame is None:
+        return True
+    known = frame[frame["cpu_ns"].notna() & frame["duration_ns"].notna() & (frame["warmup"] == False)]  # noqa: E712
+    return not len(known) or bool(known["cpu_ns"].sum() > known["duration_ns"].sum() / 2)
 
 
 def _na() -> Any:
@@ -203,7 +216,7 @@ def _finding(report: Report, capture: str, place: Place, rows: pandas.DataFrame,
     where: dict[str, Any] = {"function": place.function}
     where |= {"file": place.file} if place.file else {}
     where |= {"line": place.line} if place.line else {}
-    where |= _named(place)
+    where |= _named(place) or ({"op": op} if place.is_purpose and (op := _costliest_op(report)) else {})
     return Finding(
         rule="where_the_time_goes",
         category=place.category,
@@ -232,6 +245,17 @@ def _named(place: Place) -> dict[str, str]:
     return {"syscall": name} if place.category in ("file_io", "network_io", "process_spawn", "idle_wait") else {}
 
 
+def _costliest_op(report: Report) -> str | None:
+    """PyTorch's operator with the most time of its own on the CPU: where native frames end in a library that can't be
+    walked through (MKL), they name none."""
+    frame = report.table("torch_ops")
+    if frame is None:
+        return None
+    own = frame[frame["name"].str.startswith("aten::") & (frame["device"] == "cpu")]
+    spent = own.groupby("name")["cpu_self_ns"].sum()
+    return str(spent.idxmax()) if len(spent) else None
+
+
 def _evidence(place: Place) -> Iterator[Evidence]:
     yield Evidence("host_time", f"{place.category} {place.function}", round(place.pct, 1), "% of the window")
     yield Evidence("host_time", f"{place.category} {place.function}", place.samples, "samples")
@@ -239,11 +263,11 @@ def _evidence(place: Place) -> Iterator[Evidence]:
         yield Evidence("host_time", name, round(pct, 1), "% of the window")
 
 
-def _confidence(report: Report, capture: str, place: Place) -> Literal["high", "medium", "low"]:
-    trust = next((c.trust for c in report.captures if c.id == capture), None)
+def _confidence(report: Report, capture: str, place: Place) -> judging.Confidence:
+    """By the number of samples, and by how far the run was bent by taking them."""
     if place.samples < ENOUGH_SAMPLES:
         return "low"
-    return "high" if place.samples >= MANY_SAMPLES and trust == "high" else "medium"
+    return judging.confidence(report, [capture], "high" if place.samples >= MANY_SAMPLES else "medium")
 
 
 # ---------------------------------------------------------------- words

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 CROWDED = 1.5
 """Ready threads for each processor from which on they stand in each other's way. A training loop of as many threads as
 processors never has more than one."""
-FULL = 0.8
-"""The program's own share of its processors in that case: else somebody else is on them."""
 OTHERS = 0.25
 """Processors' worth of others' work, for each processor, that is worth a word."""
 FAULTS_PER_S = 2_000.0
@@ -77,7 +75,7 @@ class Sampled:
         return float(rows["value"].sum() / readings) if readings else None
 
     def main(self, metric: str) -> float | None:
-        """Of the process whose steps these are. What is read once a second has fewer values than the others."""
+        """Of the process whose steps these are. What is read by thread has fewer values than the others."""
         values = self._values("process", metric, str(self.pid))
         return float(values.mean()) if len(values) else None
 
@@ -153,15 +151,18 @@ def oversubscribed(one: Sampled) -> Iterator[Finding]:
     """More threads are ready than there are processors, and the program's own: each waits for its turn, a thread that
     others wait for among them (the barrier of an OpenMP loop waits for the slowest).
 
-    Ready threads are those that run (CPU time over wall time) and those in the queue (schedstat of each thread). The
-    cost is what the main thread itself spent in the queue. As many threads as processors never make 1.5 for each, how
-    busy the machine may be with other things."""
+    Ready threads are those that run (CPU time over wall time) and those in the queue (schedstat of each thread): as
+    many threads as processors never make 1.5 for each, however busy the machine is with other things. The cost is what
+    the main thread spent in the queue, as far as those before it were the program's own: by its share of all that were
+    ready on the machine (procs_running of /proc/stat)."""
     cpus, busy, queued, waited = one.cpus, one.total("cpu_pct"), one.total("queue_pct"), one.main("main_queue_pct")
     if not cpus or busy is None or queued is None or waited is None:
         return
     ready = (busy + queued) / 100
-    if ready < CROWDED * cpus or busy < 100 * FULL * cpus:
+    if ready < CROWDED * cpus:
         return
+    everyone = max(one.mean("host", "runnable") or 0.0, ready)
+    pct = min(waited, 100.0) * (ready - 1) / (everyone - 1)
     threads, processes = one.mean("tree", "threads"), one.mean("tree", "processes")
     title = f"{ready:.0f} threads at a time want {_processors(cpus)}; the main thread waits for its turn"
     advice = (
@@ -172,10 +173,11 @@ def oversubscribed(one: Sampled) -> Iterator[Finding]:
         _proof("process main_queue_pct", waited, "% of the time"),
         _proof("process queue_pct", queued, "% (all threads)"),
         _proof("process cpu_pct", busy, "% (all threads)"),
+        _proof("host runnable", one.mean("host", "runnable"), "threads of all programs"),
         _proof("tree threads", threads, "threads"),
         _proof("tree processes", processes, "processes"),
     )
-    yield from _said(one, "oversubscribed", "cpu_oversubscription", min(waited, 100.0), title, advice, *proof)
+    yield from _said(one, "oversubscribed", "cpu_oversubscription", pct, title, advice, *proof)
 
 
 def _processors(count: int) -> str:

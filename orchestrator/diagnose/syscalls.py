@@ -178,11 +178,15 @@ class Seen:
             return None
         main = frame[(frame["role"] == "main") & frame["part"].isin(["steady", "all"])]
         whole_ns = float(main["total_ns"].sum())
-        return (main[main["state"].isin(states)], whole_ns) if whole_ns else None
+        return (main[main["state"].isin([*states, "unknown"])], whole_ns) if whole_ns else None
 
     def _host_pct(self, category: str) -> float | None:
-        found = self._host(category)
-        return None if found is None else 100 * float(found[0]["total_ns"].sum()) / found[1]
+        """How much of its time the main thread spent so. Without native frames nobody can tell a call into the kernel
+        from Python."""
+        found, frame = self._host(category), self.report.table("host_time")
+        if found is None or frame is None or not frame["native"].notna().any():
+            return None
+        return 100 * float(found[0]["total_ns"].sum()) / found[1]
 
     def waits_for_data(self, category: str, share_pct: float) -> bool:
         """Whether these calls are made while the step waits for its batch: then the input pipeline is the matter."""

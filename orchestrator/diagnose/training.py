@@ -20,6 +20,8 @@ LONG_RUN_S = 60.0
 """A shorter run is a trial: that it mostly starts up is as it should be."""
 LONG_JOB_S = 600.0
 """Below this, however much of it was warm-up, that is worth no more than a word."""
+RARE = 0.05
+"""Steps that are slow for no known reason stand out as long as they are no more than this part."""
 SPREAD_LIMIT, SPREAD_STEPS = 0.25, 20
 """Steps vary much when the quartiles are this part of the median apart; of fewer steps quartiles say little."""
 
@@ -113,7 +115,7 @@ def stalls(report: Report) -> Iterator[Finding]:
     courses = [course for course in _courses(report) if course.total_ns]
     for cause, (category, words, most, advice) in _STALLS.items():
         told = [(course, course.steady[course.steady["stall"] == cause]) for course in courses]
-        told = [(course, rows) for course, rows in told if len(rows)]
+        told = [(course, rows) for course, rows in told if len(rows) and not _is_spread(cause, rows, course)]
         if not told:
             continue
         extra_ns = sum(_extra_ns(course, rows) for course, rows in told)
@@ -146,6 +148,11 @@ def stalls(report: Report) -> Iterator[Finding]:
         )
 
 
+def _is_spread(cause: str, rows: pandas.DataFrame, course: Course) -> bool:
+    """Whether so many steps are slow for no known reason that they are only uneven."""
+    return cause == "unknown" and len(rows) > RARE * len(course.steady)
+
+
 def _extra_ns(course: Course, rows: pandas.DataFrame) -> float:
     middle = float(course.steady["duration_ns"].median())
     return float((rows["duration_ns"].astype(float) - middle).sum())
@@ -173,13 +180,14 @@ def warming_up(report: Report) -> Iterator[Finding]:
         return
     first = courses[0]
     warm = int(first.rows["warmup"].fillna(False).astype(bool).sum())
-    starting_s = first.after_s(first.rows)
+    starting_s = round(statistics.fmean(c.after_s(c.rows) for c in courses), 6)
+    slow = f", then {warm} slow steps" if warm else ""
     yield Finding(
         rule="warming_up",
         category="warmup",
         severity=_at_most(found, "minor" if wall_s < LONG_JOB_S else "major"),
         title=f"It takes {show_duration(took_s)} until the steps are steady: {show_duration(starting_s)} before the "
-        f"first step, then {warm} slow steps",
+        f"first step{slow}",
         advice="Load data and weights while the rest starts, keep compiled code (TORCHINDUCTOR_FX_GRAPH_CACHE=1), and "
         "import only what is used; `python -X importtime` tells what imports cost.",
         confidence="high",

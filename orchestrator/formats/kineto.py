@@ -46,7 +46,7 @@ class Content:
 
     @property
     def clock(self) -> Clock | None:
-        """Microseconds after the trace's base; of older versions after the epoch. None where they count from elsewhere."""
+        """Microseconds after the trace's base, or (in older versions) after the epoch; None: after something else."""
         if not any(table.clock == "epoch" for table in self.tables):
             return None
         base = self.facts.get("baseTimeNanoseconds")

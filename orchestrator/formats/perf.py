@@ -162,6 +162,10 @@ _KERNEL = "[kernel.kallsyms]"
 _UNKNOWN = "[unknown]"
 
 
+_OF_TOOLS = re.compile(r"\[NSys\b|\*\d+Comms")
+"""Threads that nsys starts inside the target (2022.4): what they do is no work of the program."""
+
+
 class Sampled(NamedTuple):
     """One stack of one thread under one event: frames from the root to the leaf, each `function (file)`."""
 
@@ -210,8 +214,10 @@ class Script:
 
     def rows(self, event: str, rate_hz: float) -> list[Row]:
         """The stacks of one event with their time on a processor: its period where that is in ns; else a sample of
-        median period stands for 1 / rate, as the kernel sets the period to meet the rate."""
-        chosen = [(sampled, periods) for sampled, periods in self.periods.items() if sampled.event == event]
+        median period stands for 1 / rate, as the kernel sets the period to meet the rate. Tools' threads are left
+        out."""
+        every = [(sampled, periods) for sampled, periods in self.periods.items() if sampled.event == event]
+        chosen = [(sampled, periods) for sampled, periods in every if not _OF_TOOLS.match(sampled.comm)]
         ns_of = self._scale(event, rate_hz, chosen)
         names = thread_names(Thread(s.pid, None, s.tid, None) for s, _ in chosen)
         process_of = _process_names(sampled for sampled, _ in chosen)

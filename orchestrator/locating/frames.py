@@ -108,10 +108,17 @@ _FRAMEWORK_LIBRARY = re.compile(
 _FRAMEWORK_CODE = re.compile(
     r"/(site|dist)-packages/(torch|numpy|scipy|torchvision|lightning|pytorch_lightning|accelerate|transformers|triton)/"
 )
+_COMPREHENSION = re.compile(r"(\.<locals>\.<(listcomp|setcomp|dictcomp|genexpr)>)+$")
+"""Functions of their own until Python 3.12, and in nobody's mind."""
 _OURS = re.compile(r"/_profrun/|/orchestrator/inject/")
 _LIBC = re.compile(r"^(libc|libpthread|ld-linux|libm|linux-vdso|\[vdso\]|libc-)")
-_OP = re.compile(
-    r"at::_ops::(\w+?)(?:_out)?::(?:call|redispatch)|at::native::(?:structured_)?(\w+?)(?:_out)?(?:_cpu|_cuda)?(?:::impl)?(?:\(|$)"
+_OPS = (
+    re.compile(r"at::_ops::(\w+)::(?:call|redispatch)"),
+    re.compile(r"at::native::(?:structured_)?([a-z]\w+)(?!.*::)"),
+)
+"""The dispatcher's own call names it for sure, a kernel's namespace where there is none."""
+_OVERLOAD = re.compile(
+    r"(_(impl|cpu|cuda|out|functional|kernel|stub|Tensor|Scalar|self|other|dim|IntList|int|default|generic))+_?$"
 )
 
 _SPAWNERS = re.compile(
@@ -158,7 +165,7 @@ def read(texts: Sequence[str], has_native: bool = True) -> Doing:
     return Doing(
         state,
         code,
-        where.function if where else None,
+        _COMPREHENSION.sub("", where.function) if where else None,
         where.file if where else None,
         where.line if where else None,
         inner[0].shown if own and inner else None,
@@ -310,11 +317,10 @@ def _code(native: Sequence[Frame], pythons: Sequence[Frame], own: Frame | None) 
 
 
 def _operator(native: Sequence[Frame]) -> str | None:
-    for one in native:
-        found = _OP.search(one.function)
-        if found:
-            name = found[1] or found[2]
-            return f"aten::{name.partition('__')[0] if '__' in name.strip('_') else name}"
+    """`aten::mm`, of the innermost operator that native frames name, without its overload and its device."""
+    for pattern in _OPS:
+        if found := next((found for one in native if (found := pattern.search(one.function))), None):
+            return f"aten::{_OVERLOAD.sub('', found[1])}"
     return None
 
 

@@ -118,8 +118,8 @@ def _time_table(gpu: Gpu, chosen: Window, rows: Sequence[Row]) -> Table:
     found = {
         "busy": (busy.ns, len(busy)),
         "computing": (computing.ns, len(computing)),
-        "communicating": _without(in_kernels, computing),
-        "copying": _without(busy, in_kernels),
+        "communicating": in_kernels.without(computing),
+        "copying": busy.without(in_kernels),
     }
     idle = _idle(busy.rest(times), rows)
     for number, cause in enumerate(CAUSES):
@@ -141,12 +141,6 @@ def _time_table(gpu: Gpu, chosen: Window, rows: Sequence[Row]) -> Table:
         **{name: [value] * len(found) for name, value in same.items()},
     }
     return _timed(gpu, Table("gpu_time", columns))
-
-
-def _without(times: Times, others: Times) -> tuple[int, int]:
-    """How much of the times is in none of the others, and in how many stretches."""
-    left = others.rest(times) if len(times) else times
-    return left.ns, len(left)
 
 
 def _keys(gpu: Gpu, length: int) -> dict[str, list[Any]]:

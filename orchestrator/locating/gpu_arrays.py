@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -83,25 +83,36 @@ class Times:
 
     def within(self, window: Times) -> Times:
         """The part that lies in the window, which is of few pieces."""
-        parts = [self._cut(*piece) for piece in zip(window.start.tolist(), window.end.tolist(), strict=True)]
-        if not parts:
-            return Times(self.start[:0], self.end[:0])
-        start, end = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return Times(start, end)
+        return Times._joined([self._cut(begin, finish) for begin, finish in window.pieces()])
+
+    def rest(self, window: Times) -> Times:
+        """What of the window, which is of few pieces, is not in this set."""
+        parts = []
+        for begin, finish in window.pieces():
+            start, end = self._cut(begin, finish)
+            free = np.append(begin, end), np.append(start, finish)
+            some = free[1] > free[0]
+            parts.append((free[0][some], free[1][some]))
+        return Times._joined(parts)
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        return zip(self.start.tolist(), self.end.tolist(), strict=True)
+
+    @classmethod
+    def _joined(cls, parts: Sequence[tuple[Ints, Ints]]) -> Times:
+        none = np.empty(0, np.int64)
+        start, end = (np.concatenate((none, *column)) for column in zip(*parts, strict=True)) if parts else (none, none)
+        return cls(start, end)
 
     def _cut(self, begin: int, finish: int) -> tuple[Ints, Ints]:
         first, last = np.searchsorted(self.end, begin, "right"), np.searchsorted(self.start, finish, "left")
         return np.maximum(self.start[first:last], begin), np.minimum(self.end[first:last], finish)
 
-    def rest(self, window: Times) -> Times:
-        """What of the window is not in this set."""
-        inside = self.within(window)
-        edges = np.concatenate((window.start, window.end, inside.start, inside.end))
-        change = np.repeat((1, -1, -1, 1), (len(window), len(window), len(inside), len(inside)))
-        order = np.argsort(edges, kind="stable")
-        edges, open_ = edges[order], np.cumsum(change[order])
-        free = np.flatnonzero((open_[:-1] > 0) & (edges[1:] > edges[:-1]))
-        return Times(edges[free], edges[free + 1])
+    def without(self, part: Times) -> tuple[int, int]:
+        """How much time is left without a part of this set, and in how many stretches: as many as there are of both
+        together, but for those edges that they share."""
+        shared = _common(self.start, part.start) + _common(self.end, part.end)
+        return self.ns - part.ns, len(self) + len(part) - shared
 
     def bridged(self, gap_ns: int) -> Times:
         """The same without the gaps shorter than that."""
@@ -109,6 +120,14 @@ class Times:
             return self
         cut = np.flatnonzero(self.start[1:] - self.end[:-1] >= gap_ns)
         return Times(self.start[np.append(0, cut + 1)], self.end[np.append(cut, len(self) - 1)])
+
+
+def _common(times: Ints, some: Ints) -> int:
+    """How many values two sorted arrays have in common."""
+    if not len(times) or not len(some):
+        return 0
+    place = np.minimum(np.searchsorted(times, some), len(times) - 1)
+    return int(np.count_nonzero(times[place] == some))
 
 
 def shared_ns(start: Ints, end: Ints, window: Times) -> Ints:

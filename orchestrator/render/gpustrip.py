@@ -30,6 +30,7 @@ class Gap:
 
     id: str
     at: str
+    ns: int
     lasted: str
     share: float
     """Of the window, 0 to 1."""
@@ -65,6 +66,11 @@ def queues(report: Report) -> list[Queue]:
     """The GPUs that did any work, capture by capture."""
     pairs = zip(gpu.known_rows(report), gpu.devices(report), strict=True)
     return [_queue(report, i, row, device) for i, (row, device) in enumerate(pairs, 1)]
+
+
+def moments(found: Sequence[Queue]) -> dict[float, str]:
+    """By how long it lasted, in s as findings give it, the id of each gap that is listed."""
+    return {round(gap.ns / 1e9, 6): gap.id for queue in reversed(found) for gap in reversed(queue.gaps)}
 
 
 def _queue(report: Report, serial: int, row: dict[str, Any], device: gpu.Device) -> Queue:
@@ -176,6 +182,7 @@ def _gap(name: str, gap: dict[str, Any], start: int, length: int) -> Gap:
     return Gap(
         id=name,
         at=view.duration((gap["start_ns"] - start) / 1e9) or "",
+        ns=gap["duration_ns"],
         lasted=view.duration(gap["duration_ns"] / 1e9) or "",
         share=gap["duration_ns"] / length,
         kind=CAUSES[cause][1],

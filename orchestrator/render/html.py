@@ -32,6 +32,7 @@ from orchestrator.render import (
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
     from orchestrator.render.plots import Plot
     from orchestrator.render.stepping import Course, Phase, Stepping
@@ -95,7 +96,9 @@ def _parts(report: Report) -> dict[str, Any]:
         "stands": hang.stands(report),
         "steps": _steps(report),
         "splits": where.splits(report),
-        "queues": gpustrip.queues(report),
+        "split_title": where.title(report),
+        "queues": (queues := gpustrip.queues(report)),
+        "moments": gpustrip.moments(queues),
         "operators": operators.grids(report),
         "every_grid": grids,
         "grids": [grid for grid in grids if grid.name not in own],
@@ -227,7 +230,7 @@ def _anchors(report: Report) -> Mapping[str, str]:
     return (
         {"metrics": "timing", "passes": "passes", "environment": "environment"}
         | captures
-        | {name: f"table-{name}" for name in view.TABLES if name in report.tables}
+        | {name: f"table-{name}" for name, info in report.tables.items() if info.rows}
     )
 
 
@@ -235,6 +238,16 @@ def _versions(report: Report) -> list[tuple[str, str | None, str | None]]:
     """(what, version, path) of profrun and of each tool that took part."""
     tools = {(c.tool.name, c.tool.version, c.tool.path) for c in report.captures if c.tool and c.tool.path}
     return [("profrun", report.run.profrun_version, None), *sorted(tools, key=str)]
+
+
+def ticked(text: str) -> Markup:
+    """Prose, escaped, in which what stands between two backticks is code."""
+    from markupsafe import Markup, escape
+
+    pieces = [escape(view.visible(piece)) for piece in text.split("`")]
+    if len(pieces) % 2 == 0:  # one tick is left over, and no mark
+        pieces[-2:] = [pieces[-2] + "`" + pieces[-1]]
+    return Markup("").join(Markup("<code>%s</code>") % p if i % 2 else p for i, p in enumerate(pieces))
 
 
 def _environment() -> Environment:
@@ -262,6 +275,7 @@ def _environment() -> Environment:
         "safe_json": Markup,
         "link": lambda path: "./" + quote(path, errors="surrogateescape"),
         "short": view.short,
+        "ticked": ticked,
     }
     environment.filters |= {"duration": view.duration, "size": view.size, "words": view.words, "plain": view.plain}
     environment.filters |= {"rate": gpu.rate, "percent": view.percent}

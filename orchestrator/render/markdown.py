@@ -112,8 +112,19 @@ def _findings(report: Report) -> Iterator[str]:
     if report.abstentions:
         yield from ("", "What would tell more:", "")
     for feed, rules in view.abstentions(report):
-        yield "- " + "; ".join(f"{code(one.rule)} {escape(one.lacks)}" for one in rules)
+        yield "- " + "; ".join(f"{code(one.rule)} {_ticked(one.lacks)}" for one in rules)
         yield from _fed(feed)
+
+
+def _ticked(text: str) -> str:
+    """Prose in which what stands between two backticks is code."""
+    pieces = re.split(r"`([^`]+)`", text)
+    return "".join(code(piece) if i % 2 else _padded(piece) for i, piece in enumerate(pieces))
+
+
+def _padded(text: str) -> str:
+    """Escaped, with the space at its ends kept."""
+    return f"{' ' * text.startswith(' ')}{escape(text)}{' ' * (text.endswith(' ') and bool(text.strip()))}"
 
 
 def _fed(feed: str) -> Iterator[str]:
@@ -130,10 +141,10 @@ def _finding(finding: Finding, trusts: Mapping[str, str]) -> Iterator[str]:
     word = "healthy" if finding.healthy else finding.severity
     yield f"- **{word}** {escape(view.short(finding.title, 3 * NAME))}{price} (confidence {finding.confidence})"
     places = " · ".join(f"{escape(key)} {code(text)}" for key, text in view.places(finding))
-    yield from (f"  - {line}" for line in (places, escape(finding.advice)) if line)
+    yield from (f"  - {line}" for line in (places, _ticked(finding.advice)) if line)
     for item in finding.evidence[:EVIDENCE]:
-        name, row, value, unit = item.table, item.row, item.value, item.unit
-        yield f"  - {view.title(name)}: {code(row)} {escape(view.plain(value) or view.UNKNOWN)} {escape(unit or '')}"
+        said = escape(view.amount(item.value, item.unit) or view.UNKNOWN)
+        yield f"  - {view.title(item.table)}: {code(item.row)} {said}"
     if bent := [f"{escape(name)} ({trusts[name]})" for name in finding.sources if trusts.get(name, "high") != "high"]:
         yield f"  - bent by the measuring: {', '.join(bent)}"
 
@@ -304,7 +315,7 @@ def _where(report: Report) -> Iterator[str]:
     """What the main thread and the GPUs did in the steps, the costliest function beside each part."""
     for split in where.splits(report):
         told = f"; {escape(split.told)}" if split.told else ""
-        yield from (f"## Where the step goes: {escape(split.title)} in {escape(split.capture)}", "")
+        yield from (f"## {where.title(report)}: {escape(split.title)} in {escape(split.capture)}", "")
         yield from (f"Of {view.duration(split.whole_ns / 1e9)}, {escape(split.whole)}{told}.", "")
         rows = [
             (escape(p.name), view.percent(p.share), view.duration(p.ns / 1e9), _most(p.places)) for p in split.parts

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ROWS = 250
 """Rows of a table in the page; the rest is in its Parquet file."""
-ROWS_OF = {"stacks": 50}
+ROWS_OF = {"stacks": 50, "stack_spans": 50}
 STACK_CHARACTERS = 600
 """Fewer stacks, and of a long one both ends: the flame graph shows them all, the table's file has every letter."""
 TEXT_BUDGET_BYTES = 1_000_000
@@ -26,7 +26,7 @@ TEXT_BUDGET_BYTES = 1_000_000
 
 _IDENTIFIERS = frozenset(
     {"capture", "kind", "time", "process", "domain", "pid", "thread", "rank", "device", "stream", "line", "correlation"}
-    | {"graph_id", "launch", "repeat", "step", "exit_status", "registers"}
+    | {"tid", "graph_id", "launch", "repeat", "step", "exit_status", "registers"}
 )
 """Columns whose numbers are names: they are written without separators."""
 _CODE = frozenset(
@@ -46,7 +46,7 @@ _CODE = frozenset(
         "event",
     }
 )
-_BLANK = frozenset({"unit", "metric_unit", "stall"})
+_BLANK = frozenset({"unit", "metric_unit", "stall", "below", "behind"})
 """Columns in which nothing means that there is none, such as the unit of a plain count."""
 _LIFTED = _IDENTIFIERS - {"line", "stream", "correlation", "launch", "repeat", "step", "exit_status", "registers"}
 

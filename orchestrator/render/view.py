@@ -46,6 +46,7 @@ TABLES: Mapping[str, tuple[str, str]] = {
     "functions": ("Functions", "self: the function was running itself; total: it was anywhere on the stack"),
     "host_time": ("Time of threads", "by state and place, joined from the captures of several tools"),
     "gpu_time": ("Time of GPUs", "busy, and idle by cause, in the window"),
+    "gpu_work": ("Work of GPUs", "by name, in each part of the run"),
     "syscalls_by_class": ("System calls by class", "the table of system calls, added up"),
     "syscalls": ("System calls", "wall time from entering the kernel to leaving it, unless it says system"),
     "syscall_paths": ("Files and sockets", "the calls that named them or used a descriptor of theirs"),
@@ -68,8 +69,14 @@ TABLES: Mapping[str, tuple[str, str]] = {
     "ranges": ("Ranges", "named stretches of the program"),
     "gpu_kernels": ("GPU kernels", "single launches, the longest first"),
     "gpu_transfers": ("GPU transfers", "single transfers, the longest first"),
+    "gpu_graphs": ("CUDA graphs", "single runs of graphs that were traced as a whole, the longest first"),
+    "cuda_calls": ("Single CUDA calls", "the longest first"),
+    "op_spans": ("Single operators", "the longest first"),
+    "os_calls": ("Single operating system calls", "library calls, the longest first"),
+    "syscall_spans": ("Single system calls", "those that took a while, the longest first"),
     "samples": ("Samples", "every reading of the monitor; the small charts draw the main ones"),
     "stacks": ("Stacks", "whole call stacks; the flame graph draws them"),
+    "stack_spans": ("Stacks over time", "stretches in which a thread's stack stayed the same"),
     "runs": ("Runs", "every start of the program"),
 }  # fmt: skip
 """Heading and explanation of the tables, in the order in which a reader wants them. Tables of other names follow."""
@@ -195,6 +202,14 @@ def places(finding: Finding) -> list[tuple[str, str]]:
         known["file"] += f":{finding.where['line']}"
         del known["line"]
     return [(label(key), text) for key, text in known.items()]
+
+
+def amount(value: float | str | None, unit: str | None) -> str | None:
+    """A value of a finding's evidence in the multiple of its unit in which it reads well."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and unit in ("s", "ns", "bytes"):
+        return size(value) if unit == "bytes" else duration(value if unit == "s" else value / 1e9)
+    told = plain(value)
+    return None if told is None else f"{told} {unit or ''}".rstrip()
 
 
 def abstentions(report: Report) -> list[tuple[str, list[Abstention]]]:

@@ -112,8 +112,9 @@ def splits(report: Report) -> list[Split]:
     return [*hosts(report), *devices(report)]
 
 
-def measured(report: Report) -> bool:
-    return report.table("host_time") is not None or report.table("gpu_time") is not None
+def title(report: Report) -> str:
+    """What the section is called: steps, where they are what is told of."""
+    return f"Where the {'step' if report.tables.get('steps') else 'time'} goes"
 
 
 # ---------------------------------------------------------------- the program's threads

@@ -397,6 +397,7 @@ def test_one_that_fell_behind(golden: Path, tmp_path: Path) -> None:
     (tmp_path / "stdout.log").write_text(late + "Wrote chrome trace to 'x'. Samples: 70 Errors: 2\n")
     parsed = parse(tmp_path)
     assert parsed.status == "degraded" and (parsed.reason or "").endswith("ask for a lower rate")
+    assert parsed.trust == "distorted", "it held the program up"
     assert "py-spy was up to 6.82 s behind, and held the target up" in parsed.notes
     assert "2 samples could not be read" in parsed.notes
 

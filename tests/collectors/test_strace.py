@@ -220,6 +220,7 @@ def test_what_would_slow_a_running_program_down_too_much_is_not_run() -> None:
         "it would make the program about 11.0 times as slow: perf has counted 500,000 system calls a second; "
         "--set collectors.strace.max_slowdown=null runs it all the same"
     )
+    assert strace(max_slowdown=5).declines(BUSY, False) == why, "where the plan says so, also for one that is started"
     assert "21.0 times" in str(strace(mode="trace").declines(BUSY, True)), "to log a call costs more than to count it"
     for collector, facts, attaching in (
         (strace(), {"syscalls_per_s": 10_000.0}, True),

@@ -101,13 +101,12 @@ def test_sixteen_threads_on_two_processors_are_told_with_what_the_main_thread_wa
         {},
         {("process", "100", "queue_pct"): 90.0, ("process", "100", "main_queue_pct"): 45.0},
         {("process", "100", "queue_pct"): 90.0, ("process", "100", "cpu_pct"): 100.0},
-        {**CROWDED, ("process", "100", "cpu_pct"): 100.0},
         {("host", "", "pressure_io_full_pct"): 60.0, ("host", "", "disk_write_bytes_per_s"): 9e7},
         {("gpu", GPU, "throttle_sw_power_cap"): 1.0, ("gpu", GPU, "gpu_util_pct"): 90.0},
         {("gpu", GPU, "gpu_util_pct"): 0.0},
         {("gpu_process", f"{GPU}/100", "memory_used_bytes"): 9e9},
     ],
-    ids=["two on two", "two on a busy machine", "one", "others have it", "others' disk", "at its power cap",
+    ids=["two on two", "two on a busy machine", "one", "others' disk", "at its power cap",
          "no GPU for this torch", "its own"],
 )  # fmt: skip
 def test_a_healthy_program_is_left_in_peace(tmp_path: Path, values: Values) -> None:
@@ -202,6 +201,12 @@ def test_each_is_told_where_it_is_so(
 ) -> None:
     (finding,) = found(report(tmp_path, values, **machine))
     assert (finding.rule, finding.category, finding.severity, finding.title) == (rule, category, severity, title)
+
+
+def test_what_others_keep_it_waiting_for_is_not_its_own_doing(tmp_path: Path) -> None:
+    """Its 16 ready threads are half of all that want a processor."""
+    busy: Values = {**CROWDED, ("process", "100", "cpu_pct"): 100.0, ("host", "", "runnable"): 29.0}
+    assert found(report(tmp_path, busy))[0].cost_pct == 35.0
 
 
 def test_faults_cost_no_more_than_they_can(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def test_what_is_waited_for_in_the_data_phase_is_the_input_pipeline(tmp_path: Pa
     phases = Table(
         "host_time",
         {"pid": [MAIN] * 2, "tid": [MAIN] * 2, "role": ["main"] * 2, "part": ["steady"] * 2,
-         "phase": ["data", None], "state": ["sleep", "python"], "total_ns": [300, 700]},
+         "phase": ["data", None], "state": ["sleep", "python"], "native": ["nanosleep (libc.so.6)", None], "total_ns": [300, 700]},
     )  # fmt: skip
     (finding,) = found(report(tmp_path, sleeps, phases))
     assert finding.category == "input_pipeline"

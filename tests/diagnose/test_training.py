@@ -76,8 +76,13 @@ def test_checkpoints_at_a_regular_distance(tmp_path: Path) -> None:
 
 def test_evaluation_and_the_unknown_are_no_more_than_minor(tmp_path: Path) -> None:
     for name in ("evaluation", "unknown"):
-        table = steps(ms=lambda step: 10 + 100 * (step % 20 == 19), stall=every(20, name))
+        table = steps(ms=lambda step: 10 + 100 * (step % 25 == 24), stall=every(25, name))
         assert found(report(tmp_path / name, table))["stalls"].severity == "minor"
+
+
+def test_where_many_are_slow_for_no_known_reason_none_stands_out(tmp_path: Path) -> None:
+    table = steps(ms=lambda step: 10 + 15 * (step % 10 == 9), stall=every(10, "unknown"))
+    assert "stalls" not in found(report(tmp_path, table))
 
 
 def test_stalls_for_data_are_told_with_the_loader(tmp_path: Path) -> None:

@@ -284,6 +284,19 @@ def test_the_rank_stands_in_every_table(traces: Path, tmp_path: Path, file: str,
     assert {value for part in content.tables for value in part.columns["rank"]} == {rank}
 
 
+def test_calls_and_operators_are_told_one_by_one(traces: Path) -> None:
+    content = kineto.read(traces / "hta_a100_alexnet_cuda_sync.json.gz")
+    calls, spans = (table(content, name) for name in ("cuda_calls", "op_spans"))
+    kinds = {"cpu_op": "op", "user_annotation": "range", "python_function": "python"}
+    assert len(calls) == sum(content.counted.get(name, 0) for name in ("cuda_runtime", "cuda_driver"))
+    for category, kind in kinds.items():
+        assert sum(row["kind"] == kind for row in spans) == content.counted.get(category, 0)
+    told = [(row["name"], row["start_ns"], row["duration_ns"]) for row in table(content, "ranges")]
+    assert told == [(r["name"], r["start_ns"], r["duration_ns"]) for r in spans if r["kind"] == "range"]
+    launched = {row["correlation"] for row in table(content, "gpu_kernels")}
+    assert launched <= {row["correlation"] for row in calls}
+
+
 def test_a_trace_without_work_of_the_gpu_says_so(traces: Path) -> None:
     """D39"""
     content = kineto.read(traces / "hta_a100_distributedInfo_missing.json.gz")

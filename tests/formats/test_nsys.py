@@ -142,6 +142,29 @@ def test_summaries_equal_stats_of_a_training_step(
     equal_to_stats(rows, printed, count, label)
 
 
+@pytest.mark.parametrize("file", ["2021.2.1_rtx6000_db_query", "2024.6.2_a100_gpt2.7b"])
+@pytest.mark.parametrize(("name", "whole"), [("cuda_calls", "cuda_api_summary"), ("os_calls", "os_calls_summary")])
+def test_calls_one_by_one_make_their_summary(exports: Path, file: str, name: str, whole: str) -> None:
+    content = nsys.read(exports / f"{file}.sqlite")
+    calls: dict[str, list[int]] = {}
+    for row in table(content, name):
+        calls.setdefault(row["name"], []).append(row["duration_ns"])
+    summed = [(row["name"], row["count"], row["total_ns"], row["min_ns"]) for row in table(content, whole)]
+    assert sorted((name, len(own), sum(own), min(own)) for name, own in calls.items()) == sorted(summed)
+    starts = [row["start_ns"] for row in table(content, name)]
+    assert starts == sorted(starts)
+
+
+def test_calls_lead_to_what_they_launched(exports: Path) -> None:
+    content = nsys.read(exports / "2024.6.2_a100_gpt2.7b.sqlite")
+    calls = {(row["pid"], row["correlation"]): row for row in table(content, "cuda_calls")}
+    kernels = table(content, "gpu_kernels")
+    launches = [calls[kernel["pid"], kernel["correlation"]] for kernel in kernels]
+    assert {"Launch" in call["name"] for call in launches} == {True}
+    assert all(call["start_ns"] < kernel["start_ns"] for call, kernel in zip(launches, kernels, strict=True))
+    assert {call["thread"] for call in launches} != {None}
+
+
 def stats_text(path: Path, report: str) -> list[dict[str, str]]:
     """One table of the text that `nsys stats` prints on a terminal; columns are as wide as the dashes say."""
     block = path.read_text().split(f"({report}):", 1)[1].lstrip("\n").split("\n\n", 1)[0].splitlines()

@@ -227,6 +227,14 @@ def test_threads_and_processes_are_called_by_their_commands(tmp_path: Path) -> N
     assert [row.thread for row in rows] == ["data", "MainThread", "thread 9", "a b 1"]
 
 
+def test_threads_that_nsys_adds_to_the_program_are_no_work_of_it(tmp_path: Path) -> None:
+    """Their names are as nsys 2022.4 gives them."""
+    samples = ("train 7/7", "[NSys] 7/8", "[NSys Comms] 7/9", "*2CommsProcesso 7/10")
+    (tmp_path / "s.txt").write_text("".join(f"{who} 1.0: 10 cpu-clock: \n\t11 f (/x)\n\n" for who in samples))
+    rows = perf.read_script(tmp_path / "s.txt").rows("cpu-clock", 99)
+    assert [(row.process, row.thread) for row in rows] == [("train", "MainThread")]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -67,7 +67,7 @@ def test_opened_and_closed_frames(tmp_path: Path) -> None:
 def test_our_own_files_come_back(tmp_path: Path) -> None:
     threads = {"python [7];MainThread": [("f (a.py:1);g (a.py:2)", 5_000_000), ("f (a.py:1)", 3_000_000)]}
     path = tmp_path / "f"
-    path.write_text(flamegraph.speedscope(threads, "x"))
+    path.write_text(flamegraph.speedscope(flamegraph.Stacks.of(threads), "x"))
     assert {stack: ns for stack, (_, ns) in stacks(path).items()} == dict(threads["python [7];MainThread"])
 
 

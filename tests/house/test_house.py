@@ -25,7 +25,7 @@ FLOORS = (
     "doctor.*",
     "collect environment guard locate normalise outcome picks planfile.plans preflight resolve timeline",
     "live occupied planfile.messages planfile.schema repeatable told",
-    "diagnose imported plan",
+    "diagnose imported perfetto plan",
     "registry sharing",
     "diagnose.headline",
     "collectors.* diagnose.* env_steps.* render.*",
@@ -98,7 +98,7 @@ WRITES_FILES = {
     "inject.armed": "the socket at which it can be woken",
 }
 
-HEAVY = {"jinja2", "numpy", "pandas", "pyarrow", "rich", "sh", "torch"}
+HEAVY = {"jinja2", "numpy", "pandas", "perfetto", "pyarrow", "rich", "sh", "torch"}
 """What costs too much to be imported by `--help` and `check`."""
 
 LONGEST_FUNCTION_LINES = 60

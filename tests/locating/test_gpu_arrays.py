@@ -45,6 +45,14 @@ def test_parts_inside_and_outside_of_a_window(spans: Spans, window: Spans) -> No
 
 
 @given(SPANS, SPANS)
+def test_what_is_left_without_a_part(spans: Spans, more: Spans) -> None:
+    whole, part = times([*spans, *more]), times(spans)
+    left = sorted(ticks(more) - ticks(spans))
+    stretches = sum(tick - 1 not in left for tick in left)
+    assert whole.without(part) == (len(left), stretches)
+
+
+@given(SPANS, SPANS)
 def test_how_much_of_each_span_lies_in_a_window(spans: Spans, window: Spans) -> None:
     start, end = (np.array([span[side] for span in spans], np.int64) for side in (0, 1))
     assert shared_ns(start, end, times(window)).tolist() == [len(ticks([span]) & ticks(window)) for span in spans]

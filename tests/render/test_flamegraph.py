@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.formats import pyspy
+from orchestrator.formats.folded import Tree
 from orchestrator.render import flamegraph
 
 ROWS = [
@@ -84,6 +85,10 @@ SPEEDSCOPE = {
 """The `sampled` part of https://www.speedscope.app/file-format-schema.json."""
 
 
+def of(rows: list[tuple[str, int]], unit: flamegraph.Unit = "ns") -> flamegraph.Stacks:
+    return flamegraph.Stacks.of({"": rows}, unit)
+
+
 def summed(rows: list[tuple[str, int]]) -> Counter[str]:
     weights: Counter[str] = Counter()
     for stack, weight in rows:
@@ -95,20 +100,21 @@ def summed(rows: list[tuple[str, int]]) -> Counter[str]:
 
 
 def test_folded_is_sorted_and_added_up() -> None:
-    lines = flamegraph.folded(ROWS).splitlines()
+    lines = flamegraph.folded(of(ROWS)).splitlines()
     assert lines[0] == "main (a.py:1);f (a.py:5) 500"
     assert len(lines) == 4 and lines == sorted(lines)
-    assert flamegraph.folded([]) == ""
+    assert flamegraph.folded(of([])) == ""
 
 
 def test_folded_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "x.folded"
-    path.write_text(flamegraph.folded(ROWS))
+    path.write_text(flamegraph.folded(of(ROWS)))
     assert {";".join(s.frames): s.weight for s in pyspy.read_raw(path).stacks} == summed(ROWS)
 
 
 def test_speedscope_is_valid_and_complete() -> None:
-    file = json.loads(flamegraph.speedscope({"7 MainThread": ROWS, "7 w": [(EVIL, 5)], "7 none": []}, "p03-py-spy"))
+    threads = {"7 MainThread": ROWS, "7 w": [(EVIL, 5)], "7 none": []}
+    file = json.loads(flamegraph.speedscope(flamegraph.Stacks.of(threads), "p03-py-spy"))
     jsonschema.validate(file, SPEEDSCOPE)
     frames = file["shared"]["frames"]
     assert {"name": "g", "file": "/x/site-packages/lib.py", "line": 7} in frames
@@ -131,7 +137,7 @@ def test_speedscope_is_valid_and_complete() -> None:
 
 
 def test_speedscope_of_samples_has_no_unit() -> None:
-    assert json.loads(flamegraph.speedscope({"t": ROWS}, "x", "samples"))["profiles"][0]["unit"] == "none"
+    assert json.loads(flamegraph.speedscope(of(ROWS, "samples"), "x"))["profiles"][0]["unit"] == "none"
 
 
 def test_stacks_of_a_table_by_thread() -> None:
@@ -147,46 +153,40 @@ def test_stacks_of_a_table_by_thread() -> None:
     frame = pandas.DataFrame([row, {**row, "stack": "g (a.py:2)"}, nameless]).astype(
         {"pid": "Int64", "weight_ns": "Int64"}
     )
-    threads, unit = flamegraph.by_thread(frame)
-    assert unit == "ns"
-    assert threads == {
-        "python -c 'a, b' [7];w,1": [("f (a.py:1)", 30), ("g (a.py:2)", 30)],
-        "process;all threads": [("f (a.py:1)", 30)],
-    }
-    assert next(flamegraph.together(threads)) == ("python -c 'a, b' [7];w,1;f (a.py:1)", 30)
-    (first, *_) = json.loads(flamegraph.speedscope(threads, "x"))["profiles"]
+    stacks = flamegraph.Stacks.of_table(frame)
+    assert stacks.unit == "ns"
+    assert flamegraph.folded(stacks).splitlines() == [
+        "process;all threads;f (a.py:1) 30",
+        "python -c 'a, b' [7];w,1;f (a.py:1) 30",
+        "python -c 'a, b' [7];w,1;g (a.py:2) 30",
+    ]
+    (first, *_) = json.loads(flamegraph.speedscope(stacks, "x"))["profiles"]
     assert first["name"] == "python -c 'a, b' [7] · w,1"
-    assert flamegraph.by_thread(frame.assign(weight_ns=pandas.NA))[1] == "samples"
+    counted = flamegraph.Stacks.of_table(frame.assign(weight_ns=pandas.NA))
+    assert (counted.unit, counted.weights.tolist()) == ("samples", [3, 3, 3])
+
+
+@given(stacks)
+def test_stacks_come_back_from_their_numbers(rows: list[tuple[str, int]]) -> None:
+    stacks = of(rows)
+    texts = [";".join(stacks.names[n] for n in stacks.numbers(i)) for i in range(len(rows))]
+    assert list(zip(texts, stacks.weights.tolist(), strict=True)) == rows
+
+
+def test_more_stacks_than_are_taken_apart_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flamegraph, "_AT_ONCE", 2)
+    assert flamegraph.folded(of(ROWS)).splitlines()[0] == "main (a.py:1);f (a.py:5) 500"
 
 
 # ---------------------------------------------------------------- tree
 
 
-def test_tree() -> None:
-    assert flamegraph.tree(ROWS) == {
-        "frames": [
-            "main (a.py:1)", "f (a.py:5)", "g (/x/site-packages/lib.py:7)", "h (libc.so.6)",
-            "other (<frozen importlib._bootstrap>:3)",
-        ],
-        "nodes": {
-            "depth": [0, 1, 2, 1, 0],
-            "frame": [0, 1, 2, 3, 4],
-            "total": [999, 600, 100, 399, 1],
-            "self": [0, 500, 100, 399, 1],
-        },
-        "left_out": 0,
-    }  # fmt: skip
-    nothing: dict[str, list[int]] = {"depth": [], "frame": [], "total": [], "self": []}
-    assert flamegraph.tree([]) == {"frames": [], "nodes": nothing, "left_out": 0}
-
-
-def paths(tree: dict[str, Any]) -> Counter[str]:
+def paths(tree: Tree) -> Counter[str]:
     """The stacks of a tree, by their own weights."""
     stack: list[str] = []
     found: Counter[str] = Counter()
-    nodes = tree["nodes"]
-    for depth, frame, own in zip(nodes["depth"], nodes["frame"], nodes["self"], strict=True):
-        stack[depth:] = [tree["frames"][frame]]
+    for depth, frame, own in zip(tree.depth.tolist(), tree.frame.tolist(), tree.own.tolist(), strict=True):
+        stack[depth:] = [tree.names[frame]]
         assert len(stack) == depth + 1
         found[";".join(stack)] += own
     return found
@@ -194,23 +194,19 @@ def paths(tree: dict[str, Any]) -> Counter[str]:
 
 @given(stacks)
 def test_a_tree_loses_nothing(rows: list[tuple[str, int]]) -> None:
-    assert +paths(flamegraph.tree(rows)) == +summed(rows)
+    assert +paths(of(rows).tree()) == +summed(rows)
 
 
-@given(stacks, st.integers(0, 10))
-def test_a_tree_leaves_out_the_lightest(rows: list[tuple[str, int]], limit: int) -> None:
-    whole, small = flamegraph.tree(rows), flamegraph.tree(rows, limit)
-    count = len(whole["nodes"]["total"])
-    assert len(small["nodes"]["total"]) == min(limit, count) and small["left_out"] == max(count - limit, 0)
-    assert sorted(small["nodes"]["total"], reverse=True) == sorted(whole["nodes"]["total"], reverse=True)[:limit]
-    assert not paths(small).keys() - paths(whole).keys()
+def test_a_tree_has_each_thread_below_its_process() -> None:
+    tree = flamegraph.Stacks.of({"p [7];a": ROWS[:1], "p [7];b": ROWS[:1]}).tree()
+    assert paths(tree)["p [7];b;main (a.py:1);f (a.py:5)"] == 300
+    assert tree.total.tolist()[0] == 600
 
 
 def test_deep_stacks_need_no_recursion() -> None:
     depth = sys.getrecursionlimit() * 3
     rows = [(";".join(["f (a.py:1)"] * depth), 7)]
-    assert flamegraph.tree(rows)["nodes"]["depth"][-1] == depth - 1
-    assert flamegraph.svg(rows, "deep").count("<rect") > depth
+    assert flamegraph.svg(of(rows), "deep").count("<rect") > depth
 
 
 # ---------------------------------------------------------------- svg
@@ -230,7 +226,7 @@ def frames(svg: str) -> list[dict[str, Any]]:
 
 
 def test_the_picture_shows_every_wide_frame() -> None:
-    found = {f["tip"].split("\n")[0]: f for f in frames(flamegraph.svg(ROWS, "title", "samples"))}
+    found = {f["tip"].split("\n")[0]: f for f in frames(flamegraph.svg(of(ROWS, "samples"), "title"))}
     assert found["main (a.py:1)"]["tip"] == "main (a.py:1)\n999 samples (99.9%), itself 0 samples (0.0%)"
     assert found["all: 1000 samples"]["width"] > found["main (a.py:1)"]["width"] > found["f (a.py:5)"]["width"] * 1.6
     assert found["g (/x/site-packages/lib.py:7)"]["text"] == "g (lib.py:7)"  # without folders
@@ -240,16 +236,16 @@ def test_the_picture_shows_every_wide_frame() -> None:
 
 def test_narrow_frames_are_merged_and_that_is_said() -> None:
     rows = [("main (a.py:1)", 99_000), *((f"main (a.py:1);f{i} (a.py:2);g (a.py:3)", 20) for i in range(50))]
-    svg = flamegraph.svg(rows, "title", "samples")
+    svg = flamegraph.svg(of(rows, "samples"), "title")
     (merged,) = (f for f in frames(svg) if "narrow" in f["tip"])
     assert merged["tip"] == "100 narrow frames\n1000 samples (1.0%)"
     assert "100 frames below 0.1% are merged or left out" in svg
     assert len(frames(svg)) == 3
-    assert "merged or left out" not in flamegraph.svg(ROWS, "title")
+    assert "merged or left out" not in flamegraph.svg(of(ROWS), "title")
 
 
 def test_names_can_not_break_out() -> None:
-    svg = flamegraph.svg([(EVIL, 10), (f"a;{EVIL}", 5)], f"title {EVIL}")
+    svg = flamegraph.svg(of([(EVIL, 10), (f"a;{EVIL}", 5)]), f"title {EVIL}")
     tree = ET.fromstring(svg)  # well-formed, although the name holds characters that XML does not allow
     assert [s.text is not None and "alert" not in s.text for s in tree.iter(f"{SVG}script")] == [True]
     assert any(
@@ -258,14 +254,14 @@ def test_names_can_not_break_out() -> None:
 
 
 def test_the_picture_asks_for_nothing() -> None:
-    svg = flamegraph.svg(ROWS, "title")
+    svg = flamegraph.svg(of(ROWS), "title")
     assert re.findall(r"https?://[^\"' ]+", svg) == ["http://www.w3.org/2000/svg"]
     assert "@import" not in svg and "href" not in svg and "url(" not in svg
     assert "prefers-color-scheme:dark" in svg
 
 
 def test_an_empty_picture() -> None:
-    (everything,) = frames(flamegraph.svg([], "nothing"))
+    (everything,) = frames(flamegraph.svg(of([]), "nothing"))
     assert everything["tip"] == "all: 0 s"
 
 
@@ -275,11 +271,11 @@ def test_an_empty_picture() -> None:
         ("f (train.py:3)", "own"),
         ("f (/home/u/train.py:3)", "own"),
         ("<module> (<string>:1)", "own"),
-        ("f (/opt/v/lib/python3.11/site-packages/torch/x.py:3)", "lib"),
-        ("f (/usr/lib/python3.11/threading.py:3)", "lib"),
+        ("f (/opt/v/lib/python3.11/site-packages/torch/x.py:3)", "library"),
+        ("f (/usr/lib/python3.11/threading.py:3)", "stdlib"),
         ("gemm (libmkl.so)", "native"),
-        ("f (<frozen importlib._bootstrap>:3)", "python"),
-        ("(no Python frame)", "python"),
+        ("f (<frozen importlib._bootstrap>:3)", "interpreter"),
+        ("(no Python frame)", "interpreter"),
     ],
 )
 def test_whose_code_it_is(frame: str, whose: str) -> None:
@@ -288,7 +284,7 @@ def test_whose_code_it_is(frame: str, whose: str) -> None:
 
 @pytest.mark.tool("chromium")
 def test_a_click_zooms_and_another_zooms_out(tmp_path: Path) -> None:
-    (tmp_path / "flame.svg").write_text(flamegraph.svg(ROWS, "title"))
+    (tmp_path / "flame.svg").write_text(flamegraph.svg(of(ROWS), "title"))
     with Browser() as browser:
         browser.open(tmp_path / "flame.svg")
 
@@ -313,6 +309,6 @@ def test_a_click_zooms_and_another_zooms_out(tmp_path: Path) -> None:
 def test_flame_graph_of_a_real_recording(golden: Path) -> None:
     profile = pyspy.read(golden / "py-spy" / "two" / "profile.0.chrometrace.json", 10_000_000)
     rows = [(";".join(s.frames), s.weight) for s in profile.stacks if s.frames]
-    (heavy,) = (f for f in frames(flamegraph.svg(rows, "two.py")) if f["tip"].startswith("heavy"))
+    (heavy,) = (f for f in frames(flamegraph.svg(of(rows), "two.py")) if f["tip"].startswith("heavy"))
     assert re.search(r"^heavy \(/home/user/app/two.py:4\)\n\d+ ms \(6\d\.\d%\), itself", heavy["tip"])
     assert heavy["text"] == "heavy (two.py:4)"

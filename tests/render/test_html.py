@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import sample_report
+from flame_data import unpacked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,6 +55,11 @@ class Page(HTMLParser):
 
     def block(self, name: str) -> Any:
         return next(json.loads(text) for attrs, text in self.scripts if attrs.get("id") == name)
+
+    def flame(self, name: str) -> dict[str, Any]:
+        """What a flame graph is drawn from, its columns as lists (the format stands in render/flames.py)."""
+        packed = next(text for attrs, text in self.scripts if attrs.get("id") == name)
+        return unpacked(packed)
 
     def grid(self, table: str) -> dict[str, Any]:
         """The columns of a table's data by their key."""
@@ -140,6 +146,14 @@ def test_calm_findings_stand_apart_and_doubt_is_shown_at_the_source(diagnosed: s
     assert "/home/ada/project/ckpt.bin" in rows and len(rows) == 12
 
 
+def test_evidence_of_a_moment_leads_to_it(diagnosed: str) -> None:
+    page = Page(diagnosed)
+    assert "GPU gap : at 2.8 s 87 ms" in page.text
+    link = next(str(a["href"]) for t, a in page.elements if t == "a" and str(a["href"]).startswith("#gap-"))
+    row = next(i for i, (t, a) in enumerate(page.elements) if t == "tr" and a.get("id") == link[1:])
+    assert row and link == "#gap-1-2"
+
+
 def test_rules_that_lacked_their_input_say_what_would_feed_them(diagnosed: str) -> None:
     text = Page(diagnosed).text
     told = text[text.index("What would tell more") :]
@@ -203,7 +217,7 @@ def test_names_are_inert_and_whole(page: Page, source: str) -> None:
     assert f"/home/ada/{sample_report.QUOTES}" in page.grid("syscall_paths")["path"]["values"]
     assert "safe\\u202egnp.exe\\x1b[31m\\x00" in functions  # direction marks and controls stand as escapes
     assert not set("\u202e\x00\x1b") & set(source)
-    assert f"{sample_report.QUOTES} (/home/ada/project/odd names.py:7)" in page.block("flame-1")["frames"]
+    assert f"{sample_report.QUOTES} (/home/ada/project/odd names.py:7)" in page.flame("flame-1")["frames"]
     assert """python scripts/demo/train_cnn.py --steps 200 --note 'say "it'"'"'s" `ticked` | piped &""" in page.text
 
 
@@ -281,30 +295,6 @@ def test_the_vendored_files_are_those_that_their_readme_names() -> None:
         assert f"`{hashlib.sha256((html.ASSETS / name).read_bytes()).hexdigest()}`" in told
 
 
-def test_the_flame_graph_holds_all_time(page: Page, report: Report) -> None:
-    frame = report.table("stacks")
-    assert frame is not None
-    wall = frame[frame["kind"] == "wall"]
-    data = page.block("flame-1")
-    roots = [t for t, d in zip(data["nodes"]["total"], data["nodes"]["depth"], strict=True) if d == 0]
-    assert sum(roots) * data["factor"] == wall["weight_ns"].sum()
-    assert sum(data["nodes"]["self"]) * data["factor"] == wall["weight_ns"].sum()
-    origins = dict(zip(data["frames"], data["origins"], strict=True))
-    assert origins["train (/home/ada/project/scripts/demo/train_cnn.py:88)"] == pagedata.ORIGINS.index("own")
-    assert origins["addmm (libtorch_cpu.so)"] == pagedata.ORIGINS.index("native")
-
-
-def test_stacks_without_time_are_counted_and_without_weight_not_drawn(report: Report) -> None:
-    columns = ("capture", "pid", "process", "thread", "kind", "stack", "samples", "weight_ns")
-    rows = [("a", None, None, None, "wall", "f;g", 3, None), ("b", 1, "p", "t", "gil", "f", 0, 0)]
-    info = sample_report.write(report.folder / "counted", Table.of("stacks", rows, columns))
-    counted = replace(report, tables={"stacks": replace(info, path=f"counted/{info.path}")})
-    (flame,) = pagedata.flames(counted)
-    data = json.loads(flame.data)
-    assert data["frames"] == ["process [pid unknown]", "thread unknown", "f", "g"]
-    assert (data["unit"], data["factor"], data["nodes"]["total"][0]) == ("samples", 3, 1)
-
-
 def test_taking_out_secrets_leaves_the_page_whole(report: Report, source: str) -> None:
     scrub = redact.scrubber({"HF_TOKEN": "zqx-7731-zqx"})
     assert scrub(source) == source
@@ -372,3 +362,16 @@ def test_bytes_that_are_no_text_do_not_break_it(report: Report) -> None:
     text = html.render(replace(report, run=run, metrics={"m": Metric(float("nan"))}))
     text.encode("utf-8")
     assert "\\udcff.py" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("set `a: <b>` now", "set <code>a: &lt;b&gt;</code> now"),
+        ("one ` tick & no more", "one ` tick &amp; no more"),
+        ("`x` and `y", "<code>x</code> and `y"),
+        ("", ""),
+    ],
+)
+def test_ticks_are_code_and_nothing_else_is_markup(text: str, shown: str) -> None:
+    assert html.ticked(text) == shown

@@ -132,3 +132,20 @@ def test_a_shortened_name_keeps_both_ends() -> None:
 def test_what_cannot_be_seen_is_written_out() -> None:
     assert view.visible("a\u202eb\x1b[0m\udcff\x00\r") == "a\\u202eb\\x1b[0m\\udcff\\x00\\x0d"
     assert view.visible("日本語 naïve\tok\n") == "日本語 naïve\tok\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (7e-06, "s", "7 µs"),
+        (202_000_000, "ns", "202 ms"),
+        (13_600_000_000, "bytes", "13.6 GB"),
+        (4.0, "calls", "4 calls"),
+        ("dense", None, "dense"),
+        (None, "s", None),
+    ],
+)
+def test_evidence_is_written_in_the_multiple_that_reads_well(
+    value: float | str | None, unit: str | None, text: str | None
+) -> None:
+    assert view.amount(value, unit) == text

@@ -52,7 +52,7 @@ class Chart {
     return {
       ...this.room(),
       legend: { show: false },
-      padding: [this.bars || this.marks.length ? 26 : 10, 14, 0, 0],
+      padding: [this.bars ? 42 : this.marks.length ? 26 : 10, 14, 0, 0],
       cursor: { y: false, points: { show: !this.bars, size: 7 }, drag: { x: true, y: false }, ...this.together() },
       scales: { x: { time: false, range: (_, low, high) => (high - low > 0 && this.zoomed ? [low, high] : this.reach) }, y: { range: [0, y.high || 1] } },
       axes: [
@@ -83,7 +83,7 @@ class Chart {
   }
 
   room() {
-    return { width: Math.max(this.box.clientWidth, 200), height: this.small ? 150 : this.bars ? 268 : 210 };
+    return { width: Math.max(this.box.clientWidth, 200), height: this.small ? 150 : this.bars ? 284 : 210 };
   }
 
   fit() {
@@ -161,7 +161,7 @@ class Chart {
     ctx.font = `${11 * ratio}px system-ui, sans-serif`;
     for (const { start: from, end, text } of this.zones) {
       const [low, high] = [from, end].map((value) => Math.min(Math.max(this.u.valToPos(value, "x", true), bbox.left), bbox.left + bbox.width));
-      if (ctx.measureText(text).width + 10 * ratio < high - low) ctx.fillText(text, low + 5 * ratio, bbox.top + (this.bars ? -6 : 14) * ratio);
+      if (ctx.measureText(text).width + 10 * ratio < high - low) ctx.fillText(text, low + 5 * ratio, bbox.top + (this.bars ? -30 : 14) * ratio);
     }
     ctx.restore();
   }
