@@ -388,7 +388,7 @@ def rebuild(target: folder.Folder, plan: Plan, console: Console) -> Report:
         metrics=result.metrics,
         folder=target.path,
     )
-    report = diagnose.diagnosed(report)
+    report = diagnose.diagnosed(report, console.log)
     target.write_json("machine.json", machine_facts(report))
     target.write_json("summary.json", summary(report))
     console.stage("writing the report")

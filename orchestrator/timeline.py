@@ -10,7 +10,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,7 +171,8 @@ def _look(path: Path, name: str, found: dict[str, _Known]) -> None:
                 known = found.setdefault(row["capture"], _Known())
                 known.tables += [name] if name not in known.tables else []
                 known.rows += row[f"{time}_count"]
-                known.start_ns = min(filter(None, (known.start_ns, row[f"{time}_min"])), default=row[f"{time}_min"])
+                first = max(row[f"{time}_min"], 0)
+                known.start_ns = first if known.start_ns is None else min(first, known.start_ns)
 
 
 def _batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pyarrow.Table]:
@@ -298,18 +299,20 @@ class _Drawing:
     # -- slices --------------------------------------------------------------------------------------------------------
 
     def _layer(self, layer: Layer) -> None:
-        import pyarrow.compute as pc
-
         for batch in self._own(layer.table):
-            if layer.table == "ranges" and self._in_operators:
-                batch = batch.filter(pc.invert(_among(batch, self._in_operators)))
+            if layer.table == "ranges":
+                batch = self._without_recorded(batch)
             if len(batch):
                 self.writer.slices(self._slices(layer, batch))
 
-    @cached_property
-    def _in_operators(self) -> list[str]:
-        """The captures whose ranges are among the operators, which lie within them."""
-        return [id_ for id_, tables in self.scene.tables.items() if "op_spans" in tables]
+    def _without_recorded(self, ranges: pyarrow.Table) -> pyarrow.Table:
+        """The ranges that do not stand among the operators of their capture: those of a domain (NVTX, the plan's)."""
+        import pyarrow.compute as pc
+
+        recorded = [id_ for id_, tables in self.scene.tables.items() if "op_spans" in tables]
+        if not recorded:
+            return ranges
+        return ranges.filter(pc.invert(pc.and_(_among(ranges, recorded), pc.is_null(ranges["domain"]))))
 
     def _slices(self, layer: Layer, batch: pyarrow.Table) -> Iterable[Slice]:
         """The slices of some rows. What many rows have in common is looked up once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from perfetto_file import Content, Event
 
-from orchestrator import perfetto, timeline
+from orchestrator import perfetto, runner, timeline
 from orchestrator.folder import Folder
 from orchestrator.model import Capture, Clock, Exit, Finding, Outcome, TargetRun
 from orchestrator.report import Report, RunInfo, TableInfo
@@ -143,10 +144,11 @@ def test_a_thread_of_which_one_tool_does_not_tell_the_process_is_found_by_anothe
 def test_ranges_of_torch_stand_among_its_operators(tmp_path: Path) -> None:
     forward, mine = row(0, 9, thread=10, name="forward"), row(0, 9, thread=10, name="mine")
     ops = [{**forward, "kind": "range"}, row(2, 3, thread=10, name="aten::mm", kind="op")]
-    parts = {("p1-torch", "ranges"): [forward], ("p1-torch", "op_spans"): ops, ("p1-nsys", "ranges"): [mine]}
+    planned = {**forward, "name": "planned", "domain": "profrun"}
+    parts = {("p1-torch", "ranges"): [forward, planned], ("p1-torch", "op_spans"): ops, ("p1-nsys", "ranges"): [mine]}
     content = drawn(tmp_path, parts)
     assert [(one.name, one.depth) for one in content.on("torch")] == [("forward", 0), ("aten::mm", 1)]
-    assert [one.name for one in content.on("ranges")] == ["mine"]
+    assert sorted(one.name for one in content.on("ranges")) == ["mine", "planned"]
 
 
 def test_many_rows_and_names_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +235,7 @@ def test_times_that_are_only_relative_are_said_to_be(tmp_path: Path) -> None:
     content = drawn(tmp_path, {("i1-nsys", "os_calls"): rows})
     assert [(one.start, one.end) for one in content.slices] == [(7, 12)] and content.clocks == []
     (said,) = content.instants
-    assert said.args["clock"].startswith("relative")
+    assert said.args["clock"].startswith("relative") and said.start == 0
 
 
 def test_what_is_on_another_clock_is_left_out_and_named(tmp_path: Path) -> None:
@@ -300,6 +302,19 @@ def test_a_finding_stands_at_the_longest_of_what_it_is_about(
     assert [one.start - NOW for one in found] == ([] if moment is None else [moment])
     for one in found:
         assert (one.name, one.args["severity"], one.args["cost_s"]) == ("Reads are small", "major", 2.5)
+
+
+def test_a_fault_costs_the_timeline_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any, layer: Any) -> None:
+        raise ValueError("no such layer")
+
+    told = report(tmp_path, {("p1-nsys", "os_calls"): [row(0, 1, thread=10, name="poll")]})
+    (tmp_path / timeline.FILE).write_text("of an earlier profrun")
+    said: list[str] = []
+    monkeypatch.setattr(timeline._Drawing, "_layer", fail)
+    runner._draw(told, Folder(tmp_path), SimpleNamespace(log=said.append))  # type: ignore[arg-type]
+    assert "no such layer" in said[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["tables"], "not even a part of it"
 
 
 # ---------------------------------------------------------------- numbers

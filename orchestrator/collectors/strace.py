@@ -93,7 +93,7 @@ class Strace(Collector):
         5.0,
         gt=1,
         description="not run where it would make the program slower than this, going by the calls that an earlier perf "
-        "with `mode: syscalls` has counted; null: run all the same; where profrun starts the program, only if it is set",
+        "with `mode: syscalls` has counted; null: run all the same; for a program that profrun starts only if set",
     )
 
     flush: Duration = Field(

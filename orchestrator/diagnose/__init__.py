@@ -3,7 +3,8 @@ what would feed it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from orchestrator import registry
@@ -15,9 +16,15 @@ _ORDER = {"critical": 0, "major": 1, "minor": 2, "info": 3}
 _SURE = {"high": 0, "medium": 1, "low": 2}
 
 
-def diagnosed(report: Report) -> Report:
-    """The report with its findings, those who have abstained, and the verdict in one sentence."""
-    told = [one for rule in registry.rules() for one in rule(report)]
+def diagnosed(report: Report, log: Callable[[str], None] = lambda text: None) -> Report:
+    """The report with its findings, those who have abstained, and the verdict in one sentence. A fault in a rule, of
+    another package perhaps, costs what that rule would have found."""
+    told: list[Finding | Abstention] = []
+    for rule in registry.rules():
+        try:
+            told += rule(report)
+        except Exception:
+            log(f"{rule.__module__}: {traceback.format_exc()}")
     found = merged(one for one in told if isinstance(one, Finding))
     silent = dict.fromkeys(one for one in told if isinstance(one, Abstention))
     report = replace(report, findings=found, abstentions=tuple(silent))

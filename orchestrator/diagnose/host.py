@@ -167,7 +167,8 @@ class _Row(dict[str, Any]):
         """The category, the function and file that it is put to, and the line."""
         state, own = self["state"], ((self["function"] or "?"), self["file"])
         place: tuple[tuple[str, str | None], int | None] = own, self["line"]
-        if self["behind"] and state in _OF_OTHERS and not (state == "lock" and _HELD.match(self["native"] or "")):
+        is_own_lock = state == "lock" and not self["below"] and _HELD.match(self["native"] or "")
+        if self["behind"] and state in _OF_OTHERS and not is_own_lock:
             function, file, line = split_frame(self["behind"])
             place = ((function, file), line)
             state = state if state == "gil" else self["behind_state"] or state
@@ -207,10 +208,10 @@ def _with_backward(found: Iterable[Place], rows: pandas.DataFrame) -> list[Place
 
 def _finding(report: Report, capture: str, place: Place, rows: pandas.DataFrame, is_first: bool) -> Finding | None:
     has_steps = bool((rows["part"] == "steady").any())
-    severity = judging.severity(place.pct)
-    if severity is None:
+    severity, queue = judging.severity(place.pct), _queue(report)
+    if severity is None or (queue and place.category == "host_sync"):
         return None
-    calm = place.is_purpose or (not has_steps and place.category in ("python_cpu", "native_cpu"))
+    calm = queue == "dense" or place.is_purpose or (not has_steps and place.category in ("python_cpu", "native_cpu"))
     whole = judging.steady(report)
     of = whole.of if has_steps else "a bare run, its imports left out"
     where: dict[str, Any] = {"function": place.function}
@@ -230,19 +231,39 @@ def _finding(report: Report, capture: str, place: Place, rows: pandas.DataFrame,
         of=of,
         evidence=tuple(_evidence(place)),
         sources=(capture,),
-        cause=place.category if is_first and not calm else f"{place.category}:{place.function}",
+        cause=_cause(place, queue) if is_first and not calm else f"{place.category}:{place.function}",
         healthy=place.is_purpose,
     )
+
+
+def _queue(report: Report) -> str | None:
+    """How the work of the busiest GPU lies; None without one. Where it is dense, the host is not what the steps wait
+    for; and what the host waits for on the GPU is for the GPU's rules to tell."""
+    frame = report.table("gpu_time")
+    if frame is None or not len(frame):
+        return None
+    return str(frame.sort_values("window_ns", ascending=False)["queue"].iloc[0])
+
+
+def _cause(place: Place, queue: str | None) -> str:
+    """With a GPU the same words as the rule that tells why it waits for the host."""
+    return f"gpu waits: {place.category}" if queue and place.category != "input_pipeline" else place.category
 
 
 def _named(place: Place) -> dict[str, str]:
     """The system call or operator behind it."""
     if place.detail is None:
         return {}
-    name = place.detail.partition(" (")[0]
+    name, is_native, _ = place.detail.partition(" (")
     if name.startswith("aten::"):
         return {"op": name}
-    return {"syscall": name} if place.category in ("file_io", "network_io", "process_spawn", "idle_wait") else {}
+    if not is_native:
+        return {}
+    return (
+        {"syscall": name.lstrip("_").lower()}
+        if place.category in ("file_io", "network_io", "process_spawn", "idle_wait")
+        else {}
+    )
 
 
 def _costliest_op(report: Report) -> str | None:

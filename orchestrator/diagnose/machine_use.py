@@ -7,9 +7,9 @@ A rate covers the time since the reading before, so the first reading of the win
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator import judging
 from orchestrator.model import USABLE, Abstention, Capture, Evidence, Finding
@@ -44,6 +44,10 @@ FEWEST = 3
 HOT = ("throttle_sw_thermal_slowdown", "throttle_hw_thermal_slowdown", "throttle_hw_slowdown",
        "throttle_hw_power_brake_slowdown")  # fmt: skip
 """A GPU at its power cap works as it is meant to; these are what nvml.h calls slowdowns."""
+
+
+MOST_NATIVE = 0.6
+"""Page faults are put to a function that does this share of the native work."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +257,22 @@ def page_faults(one: Sampled) -> Iterator[Finding]:
         "keep what is freed (MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_; jemalloc, tcmalloc by LD_PRELOAD)."
     )
     proof = (_proof("process minor_faults_per_s", faults, "1/s"), _proof("process cpu_system_pct", system, "%"))
-    yield from _said(one, "page_faults", "memory_management", pct, title, advice, *proof)
+    for finding in _said(one, "page_faults", "memory_management", pct, title, advice, *proof):
+        yield replace(finding, where=_where_native(one.report))
+
+
+def _where_native(report: Report) -> dict[str, Any]:
+    """The function in which most of the native work is done: memory is first touched by who works on it, in no frame of
+    its own."""
+    frame = report.table("host_time")
+    if frame is None:
+        return {}
+    steady = frame[(frame["role"] == "main") & frame["part"].isin(["steady", "all"])]
+    native = steady[steady["state"].isin(["native", "memory"])].groupby(["function", "file"])["total_ns"].sum()
+    if not len(native) or native.max() < MOST_NATIVE * native.sum():
+        return {}
+    function, file = native.idxmax()
+    return {"function": str(function), "file": str(file)}
 
 
 def memory_short(one: Sampled) -> Iterator[Finding]:

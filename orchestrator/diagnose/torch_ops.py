@@ -172,7 +172,7 @@ def loader_waits(report: Report) -> Iterator[Finding]:
     for seen in _recordings(report):
         for kind in (_SINGLE, _SEVERAL):
             for name, op in seen.named(lambda name, kind=kind: kind in name).items():  # type: ignore[misc]
-                pct = seen.pct(op.cpu_total)
+                pct = _no_more_than_idle(report, seen.pct(op.cpu_total))
                 alone = kind == _SINGLE
                 title = (
                     f"The program loads its data itself, without workers: {pct:.0f} % of {_of(seen)}"
@@ -190,6 +190,15 @@ def loader_waits(report: Report) -> Iterator[Finding]:
                 yield from _found(
                     report, seen, "loader_waits", "input_pipeline", pct, title, advice, evidence, cause="input_pipeline"
                 )
+
+
+def _no_more_than_idle(report: Report, pct: float) -> float:
+    """What a loader takes while the GPU is at work costs nothing: at most the GPU's idle time for want of data."""
+    frame = report.table("gpu_time")
+    if frame is None or not len(frame):
+        return pct
+    data = frame[frame["state"] == "data"]
+    return min(pct, float((100 * data["total_ns"] / data["window_ns"]).max()) if len(data) else 0.0)
 
 
 # ---------------------------------------------------------------- the optimizer and small operators
@@ -297,7 +306,7 @@ def allocator_calls(report: Report) -> Iterator[Finding]:
             "and try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. cudnn.benchmark does it at each new shape, too; "
             "in first steps it is warm-up.",
             tuple(seen.evidence(name, seen.ops[name].cpu_total / 1e6, "ms") for name in known),
-            most="critical" if seen.steps else "major",
+            most="critical" if seen.steps else "minor",  # without steps it may all be warm-up
             op=max(known, key=lambda name: seen.ops[name].cpu_total) if known else None,
         )
 

@@ -59,12 +59,14 @@ class Spans:
             self.add(len(few), **dict(zip(_COLUMNS, np.array(few, np.int64).T, strict=True)))
 
     def _choose(self) -> None:
-        """Keeps the longest."""
+        """Keeps the longest; of equally long ones those that came first."""
         columns = {name: np.concatenate([np.empty(0, _COLUMNS[name]), *parts]) for name, parts in self._parts.items()}
-        if len(columns["ns"]) > self._most:
-            longest = np.sort(np.argpartition(-columns["ns"], self._most)[: self._most])
+        ns = columns["ns"]
+        if (over := len(ns) - self._most) > 0:
+            self.floor_ns = int(np.partition(ns, over - 1)[over - 1 :].min())
+            longest = ns > self.floor_ns
+            longest[np.flatnonzero(ns == self.floor_ns)[: self._most - np.count_nonzero(longest)]] = True
             columns = {name: values[longest] for name, values in columns.items()}
-            self.floor_ns = int(columns["ns"].min(initial=np.iinfo(np.int64).max))
         self._parts = {name: [values] for name, values in columns.items()}
         self._rows = len(columns["ns"])
 

@@ -71,9 +71,11 @@ _FILE = _words(
 _READS = _words("read write readv writev close fcntl fcntl64 ioctl dup dup2 fread fwrite fflush")
 """Of a file, a pipe or a socket: what stands above tells."""
 _NETWORK = _words(
-    "recv recvfrom recvmsg recvmmsg send sendto sendmsg sendmmsg connect accept accept4 getaddrinfo gethostbyname "
+    "recv recvfrom recvmsg recvmmsg send sendto sendmsg sendmmsg connect getaddrinfo gethostbyname "
     "gethostbyname_r gethostbyaddr getnameinfo __res_msend __res_context_send shutdown socket bind listen"
 )
+_SERVES = _words("accept accept4")
+"""Waiting for somebody to ask is no work, and nobody waits for it."""
 _POLLS = _words("poll ppoll select pselect epoll_wait epoll_pwait epoll_pwait2 __poll")
 _CHILD = _words(
     "wait4 waitpid waitid wait3 wait vfork fork __fork _Fork posix_spawn posix_spawnp execve execv execvp clone clone3 "
@@ -159,7 +161,7 @@ def read(texts: Sequence[str], has_native: bool = True) -> Doing:
     state, telling = _state(native, pythons, inner, own)
     if state == "python" and not has_native:
         state = _by_library(inner)
-    code = _code(native, pythons, own)
+    code = _code(native, inner, own, pythons)
     where = own or (pythons[-1] if pythons else None)
     phase = _phase(pythons)
     return Doing(
@@ -249,6 +251,8 @@ def _told_by(name: str, names: Sequence[str], inner: Sequence[Frame], spawns: bo
         return "sleep"
     if name in _CHILD:
         return "child"
+    if name in _SERVES:
+        return "idle"
     if name in _NETWORK:
         return "network"
     if name in _FLOCK or any("fcntl_lockf" in one or "fcntl_flock" in one for one in names):
@@ -302,18 +306,25 @@ def _is_python(native: Sequence[Frame]) -> bool:
     return True
 
 
-def _code(native: Sequence[Frame], pythons: Sequence[Frame], own: Frame | None) -> str:
+def _code(native: Sequence[Frame], inner: Sequence[Frame], own: Frame | None, pythons: Sequence[Frame]) -> str:
+    """Whose code is at work: what the framework calls, such as Python's library, is the framework's own."""
     for one in native:
         library = PurePosixPath(one.file).name
         if _LIBC.match(library) or _PYTHON_ITSELF.match(library):
             continue
-        return "framework" if _FRAMEWORK_LIBRARY.match(library) or _FRAMEWORK_CODE.search(one.file) else "library"
+        if _FRAMEWORK_LIBRARY.match(library) or _FRAMEWORK_CODE.search(one.file):
+            return "framework"
+        break
+    if any(_FRAMEWORK_CODE.search(one.file) for one in inner):
+        return "framework"
     if not pythons:
         return "none"
-    leaf = pythons[-1]
-    if own is not None and leaf is own:
-        return "own"
-    return "framework" if _FRAMEWORK_CODE.search(leaf.file) else "library"
+    return "own" if own is not None and not inner and not _is_library(native) else "library"
+
+
+def _is_library(native: Sequence[Frame]) -> bool:
+    names = (PurePosixPath(one.file).name for one in native)
+    return any(not _LIBC.match(name) and not _PYTHON_ITSELF.match(name) for name in names)
 
 
 def _operator(native: Sequence[Frame]) -> str | None:

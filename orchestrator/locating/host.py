@@ -205,7 +205,7 @@ def _behind(
         overlap = np.interp(other.end_ns, times, waited) - np.interp(other.start_ns, times, waited)
         for place in np.flatnonzero(overlap > 0).tolist():
             doing = other.doings[other.stack[place]]
-            if doing.state in ("idle", "ours") or doing.function is None:
+            if doing.state in _NO_CULPRITS or doing.function is None:
                 continue
             where = doing.outer or doing
             spent[doing.state, where.function, where.file, where.line] += float(overlap[place])
@@ -239,5 +239,7 @@ def _most(
     return f"{function} ({file}:{line})", told, round(share, 1)
 
 
+_NO_CULPRITS = frozenset({"idle", "ours", "lock", "pipe"})
+"""Threads that wait for others themselves keep nobody waiting."""
 _CONTENDED = 0.3
 """Threads of which this share of the time in Python goes into waiting for its lock contend for it."""

@@ -1,4 +1,4 @@
-"""What the thread of the steps does and waits for: one finding a place, put to whose fault it is; calm where the work is
+"""What the thread of the steps does and waits for: one finding a place, put to whose fault it is; calm where that is
 the program's purpose."""
 
 from __future__ import annotations

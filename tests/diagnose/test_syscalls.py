@@ -235,7 +235,8 @@ def test_what_is_waited_for_in_the_data_phase_is_the_input_pipeline(tmp_path: Pa
     phases = Table(
         "host_time",
         {"pid": [MAIN] * 2, "tid": [MAIN] * 2, "role": ["main"] * 2, "part": ["steady"] * 2,
-         "phase": ["data", None], "state": ["sleep", "python"], "native": ["nanosleep (libc.so.6)", None], "total_ns": [300, 700]},
+         "phase": ["data", None], "state": ["sleep", "python"], "native": ["nanosleep (libc.so.6)", None],
+         "total_ns": [300, 700]},
     )  # fmt: skip
     (finding,) = found(report(tmp_path, sleeps, phases))
     assert finding.category == "input_pipeline"
@@ -290,6 +291,13 @@ def test_counts_without_times_are_told_by_the_least_that_they_cost(tmp_path: Pat
     assert finding.rule == "tiny_io" and finding.severity == "critical"
     few = Table.of("syscalls", [("read", "desc", 20_000)], ("name", "class", "count"))
     assert found(report(tmp_path, few, collector="perf")) == []
+
+
+def test_looks_that_cost_no_more_than_strace_adds_are_told_by_the_least_that_they_cost(tmp_path: Path) -> None:
+    """A thousand files are looked at in each step; no other kind of call tells what strace's own part is."""
+    looks = [(MAIN, 50 * US, "newfstatat", f"/data/{n}", None) for n in range(1000)]
+    (finding,) = found(report(tmp_path, spans(every_step(*looks))))
+    assert (finding.rule, finding.cost_pct) == ("stat_storm", 10.0), "1 µs each"
 
 
 def test_a_program_without_steps_is_judged_by_its_run(tmp_path: Path) -> None:

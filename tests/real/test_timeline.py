@@ -168,3 +168,26 @@ def test_its_memory_is_in_the_counters(ran: Ran) -> None:
 
     held, free = within("busy"), pd.concat([within("range"), within("function")])
     assert len(held) and (held.min() - free > stamped.BYTES / 2).all()
+
+
+COUNTED = """select t.name, count(*) from slice s join track t on s.track_id = t.id group by t.name"""
+
+
+def test_a_recording_of_a_gpu_is_there_as_a_whole(shared: Path, tmp_path: Path) -> None:
+    """With arrows from each call to the kernel or copy that it launched."""
+    file = shared / "data" / "nsys" / "2024.6.2_a100_gpt_small.sqlite"
+    result = profrun("import", file, "-o", tmp_path, cwd=tmp_path)
+    assert result.code == 0, result.stderr
+    report = load(result.folder)
+    rows = {name: report.tables[name].rows for name in ("gpu_kernels", "gpu_transfers", "gpu_gaps", "cuda_calls")}
+    with perfetto_ui.opened(result.folder / "timeline.perfetto-trace") as ui:
+        assert ui.complaints() == []
+        counted = dict(ui.query(COUNTED))
+        ((arrows,),) = ui.query("select count(*) from flow")
+    on_gpu = sum(count for name, count in counted.items() if name.startswith("stream "))
+    assert on_gpu == rows["gpu_kernels"] + rows["gpu_transfers"]
+    assert (counted["gaps"], counted["CUDA calls"]) == (rows["gpu_gaps"], rows["cuda_calls"])
+    calls, kernels, copies = (report.table(name) for name in ("cuda_calls", "gpu_kernels", "gpu_transfers"))
+    assert calls is not None and kernels is not None and copies is not None
+    launched = {*calls["correlation"].dropna()}
+    assert arrows == sum(int(table["correlation"].isin(launched).sum()) for table in (kernels, copies))
