@@ -46,6 +46,12 @@ def _rank(finding: Finding) -> tuple[float | str, ...]:
     return (_ORDER[finding.severity], -pct, -seconds, _SURE[finding.confidence], finding.rule, finding.title)
 
 
+def _beside(first: Finding, other: Finding) -> dict[str, object]:
+    """What the other knows of the place; of another function not its lines."""
+    place = ("function", "file", "line")
+    return {key: value for key, value in other.where.items() if key not in place or "function" not in first.where}
+
+
 def _joined(first: Finding, other: Finding) -> Finding:
     function = None if "function" in first.where else other.where.get("function")
     advice = first.advice if other.advice in first.advice else f"{first.advice} {other.advice}"
@@ -53,7 +59,7 @@ def _joined(first: Finding, other: Finding) -> Finding:
         first,
         title=f"{first.title}: {function}" if function else first.title,
         advice=advice,
-        where={**other.where, **first.where},
+        where={**_beside(first, other), **first.where},
         evidence=tuple(dict.fromkeys((*first.evidence, *other.evidence))),
         sources=tuple(dict.fromkeys((*first.sources, *other.sources))),
     )

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import judging
-from orchestrator.formats.stacks import split_frame
+from orchestrator.formats.stacks import is_own, split_frame
 from orchestrator.model import USABLE, Abstention, Evidence, Finding
 from orchestrator.report import Report
 
@@ -64,6 +64,8 @@ class Place:
     details: dict[str, float] = field(default_factory=dict)
     """The shares of what it consists of: native functions, operators, library functions."""
     worst_pct: float = 0.0
+    is_elsewhere: bool = False
+    """It is what another thread or process did, for which this one waited."""
 
     @property
     def detail(self) -> str | None:
@@ -124,17 +126,18 @@ def places(rows: pandas.DataFrame, at_work: bool = True) -> list[Place]:
     for row in rows.to_dict("records"):
         one = _Row({key: None if value is _na() else value for key, value in row.items()})
         category, where, line = one.blamed()
+        elsewhere = where != (one["function"] or "?", one["file"])
         if one["state"] == "unknown" and not at_work:
             category = "idle_wait"
         function, file = where
         purpose = category in ("native_cpu", "python_cpu") and one["code"] == "framework"
         key = (category, function, file, purpose)
-        place = found.setdefault(key, Place(category, function, file, line, is_purpose=purpose))
+        place = found.setdefault(key, Place(category, function, file, line, is_purpose=purpose, is_elsewhere=elsewhere))
         place.pct += one.pct
         place.samples += int(one["samples"] or 0)
         if one.pct > place.worst_pct:
             place.worst_pct, place.line = one.pct, line
-        if told := one.detail():
+        if not elsewhere and (told := one.detail()):
             place.details[told] = place.details.get(told, 0.0) + one.pct
     return _with_backward(found.values(), rows)
 
@@ -168,8 +171,8 @@ class _Row(dict[str, Any]):
         state, own = self["state"], ((self["function"] or "?"), self["file"])
         place: tuple[tuple[str, str | None], int | None] = own, self["line"]
         is_own_lock = state == "lock" and not self["below"] and _HELD.match(self["native"] or "")
-        if self["behind"] and state in _OF_OTHERS and not is_own_lock:
-            function, file, line = split_frame(self["behind"])
+        function, file, line = split_frame(self["behind"] or "")
+        if file and is_own(file) and state in _OF_OTHERS and not is_own_lock:
             place = ((function, file), line)
             state = state if state == "gil" else self["behind_state"] or state
         category = _OF_PHASES.get(self["phase"]) or _CATEGORIES.get(state, "idle_wait")
@@ -307,6 +310,15 @@ _DOES = {
     "input_pipeline": "waits for its data",
     "warmup": "compiles",
 }
+_ELSEWHERE = {
+    "file_io": "waits for files",
+    "network_io": "waits for the network",
+    "process_spawn": "starts processes",
+    "idle_wait": "sleeps",
+    "python_cpu": "runs Python",
+    "native_cpu": "runs native code",
+    "memory_management": "manages memory",
+}
 _ADVICE = {
     "file_io": "Do it less often, in larger pieces, or in another thread.",
     "network_io": "Ask for the next piece before it is needed, keep the connection open, or ask for several at once.",
@@ -335,10 +347,13 @@ _BY_CALL: Mapping[str, str] = {
 
 
 def _title(place: Place, window: str) -> str:
-    name = place.detail.partition(" (")[0] if place.detail else None
+    name = place.detail.partition(" (")[0].lstrip("_") if place.detail else None
     what = f": {name} in {_shown(place)}" if name and name != place.function else f" in {_shown(place)}"
     if place.is_purpose:
         return f"{place.pct:.0f} % of {window} is the framework's own work{what}"
+    if place.is_elsewhere and place.category in _ELSEWHERE:
+        other = f"another thread or process, which {_ELSEWHERE[place.category]}: {_shown(place)}"
+        return f"The main thread waits for {place.pct:.0f} % of {window} for {other}"
     if place.category == "gil_contention" or (place.category == "input_pipeline" and not name):
         what = f": {_shown(place)}"
     return f"The main thread {_DOES[place.category]} for {place.pct:.0f} % of {window}{what}"

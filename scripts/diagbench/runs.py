@@ -26,7 +26,7 @@ OWN = REPO / "tests" / "bottlenecks"
 MOST_S = 600.0
 """Far more than a program and all passes of the plan take."""
 
-HEADINGS = ("program", "truth", "found", "place", "severity", "share", "rank", "", "seconds")
+HEADINGS = ("program", "truth", "found", "place", "severity", "share", "rank", "seconds", "")
 _PLACES = ("function", "syscall", "op", "kernel")
 
 
@@ -68,8 +68,8 @@ class Result:
             top.get("severity") or "",
             f"{pct:.0f} %" if pct is not None else "",
             rank,
-            why or "right",
             f"{self.seconds:.0f}",
+            why or "right",
         )
 
     def _place(self, finding: Mapping[str, Any]) -> str:
