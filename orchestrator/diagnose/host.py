@@ -45,6 +45,22 @@ _OF_PHASES = {"data": "input_pipeline", "checkpoint": "file_io"}
 """Whatever the thread does in these phases of a step is for one purpose."""
 _HELD = re.compile(r"(lock|rlock|RLock)_|_thread_R?Lock|fcntl_|flock|PyMutex")
 """C functions by which a program itself takes a lock: what it waits for is the lock, not the work of others."""
+_SYSCALLS = {
+    **dict.fromkeys(("open", "open64", "openat64", "creat", "opendir"), "openat"),
+    **dict.fromkeys(("stat", "lstat", "stat64", "lstat64", "fstatat", "fstatat64"), "newfstatat"),
+    **dict.fromkeys(("readdir", "readdir64", "scandir"), "getdents64"),
+    **dict.fromkeys(("wait", "waitpid", "wait3"), "wait4"),
+    "lseek64": "lseek",
+    "pread": "pread64",
+    "pwrite": "pwrite64",
+    "recv": "recvfrom",
+    "send": "sendto",
+    "fork": "clone",
+    "posix_spawn": "vfork",
+    "nanosleep": "clock_nanosleep",
+    "eaccess": "faccessat2",
+}
+"""What glibc calls on x86-64 for a function that is not a system call by the same name."""
 _OF_OTHERS = frozenset({"gil", "lock", "pipe"})
 """The waits that are put to what others did meanwhile."""
 
