@@ -61,6 +61,8 @@ _SYSCALLS = {
     "eaccess": "faccessat2",
 }
 """What glibc calls on x86-64 for a function that is not a system call by the same name."""
+_BY_SYSCALLS = frozenset({"file_io", "network_io", "process_spawn", "idle_wait"})
+_FILE_LOCKS = frozenset({"flock", "lockf", "fcntl"})
 _OF_OTHERS = frozenset({"gil", "lock", "pipe"})
 """The waits that are put to what others did meanwhile."""
 
@@ -276,13 +278,9 @@ def _named(place: Place) -> dict[str, str]:
     name, is_native, _ = place.detail.partition(" (")
     if name.startswith("aten::"):
         return {"op": name}
-    if not is_native:
-        return {}
-    return (
-        {"syscall": name.lstrip("_").lower()}
-        if place.category in ("file_io", "network_io", "process_spawn", "idle_wait")
-        else {}
-    )
+    plain = name.lstrip("_").lower()
+    names_call = place.category in _BY_SYSCALLS or plain in _FILE_LOCKS
+    return {"syscall": _SYSCALLS.get(plain, plain)} if is_native and names_call else {}
 
 
 def _costliest_op(report: Report) -> str | None:

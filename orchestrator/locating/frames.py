@@ -210,7 +210,7 @@ def _state(
         state = _told_by(name, names, inner, spawns)
         if state:
             idle = state in ("lock", "pipe", "network", "child") and _without_program(pythons, own)
-            return ("idle" if idle else state), native[-1] if state == "lock" else frame
+            return ("idle" if idle else state), native[-1] if _PY_LOCK.search(name) else frame
         if _FRAMEWORK_LIBRARY.match(PurePosixPath(frame.file).name):
             break
     if spawns:
