@@ -6,7 +6,6 @@ program's purpose (PyTorch's and NumPy's own) is told, and no fault."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import judging
 from orchestrator.formats.stacks import is_own, split_frame
+from orchestrator.locating.frames import HELD
 from orchestrator.model import USABLE, Abstention, Evidence, Finding
 from orchestrator.report import Report
 
@@ -43,8 +43,6 @@ _CATEGORIES: dict[str, str] = {
 }
 _OF_PHASES = {"data": "input_pipeline", "checkpoint": "file_io"}
 """Whatever the thread does in these phases of a step is for one purpose."""
-_HELD = re.compile(r"(lock|rlock|RLock)_|_thread_R?Lock|fcntl_|flock|PyMutex")
-"""C functions by which a program itself takes a lock: what it waits for is the lock, not the work of others."""
 _SYSCALLS = {
     **dict.fromkeys(("open", "open64", "openat64", "creat", "opendir"), "openat"),
     **dict.fromkeys(("stat", "lstat", "stat64", "lstat64", "fstatat", "fstatat64"), "newfstatat"),
@@ -103,7 +101,8 @@ def where_the_time_goes(report: Report) -> Iterator[Finding | Abstention]:
             yield Abstention(
                 "where_the_time_goes", "native frames: they tell what is waited for", "{use: py-spy, native: true}"
             )
-        told = sorted(places(rows, _is_at_work(report, capture)), key=lambda place: -place.pct)
+        found = _as_bare(places(rows, _is_at_work(report, capture)), _bare_data_pct(report))
+        told = sorted(found, key=lambda place: -place.pct)
         firsts: set[str] = set()
         for place in told:
             finding = _finding(report, capture, place, rows, is_first=place.category not in firsts)
@@ -171,6 +170,27 @@ def _is_at_work(report: Report, capture: str) -> bool:
     return not len(known) or bool(known["cpu_ns"].sum() > known["duration_ns"].sum() / 2)
 
 
+def _bare_data_pct(report: Report) -> float | None:
+    """What the loader takes of the steady steps of the bare runs, in %; None where there is none to be seen."""
+    bare = {record.id for record in report.passes if record.role == "bare"}
+    frame = judging.of_capture(report.table("steps"), (c.id for c in report.captures if c.pass_id in bare))
+    if frame is None:
+        return None
+    steady = frame[(frame["warmup"] == False) & frame["data_wait_ns"].notna() & frame["duration_ns"].notna()]  # noqa: E712
+    return 100 * float(steady["data_wait_ns"].sum() / steady["duration_ns"].sum()) if len(steady) else None
+
+
+def _as_bare(found: list[Place], data_pct: float | None) -> list[Place]:
+    """Workers and the program hand batches over the more slowly the more often samples stop them: where the bare runs
+    have timed the loader, samples only tell where inside."""
+    waits = [place for place in found if place.category == "input_pipeline"]
+    seen_pct = sum(place.pct for place in waits)
+    if data_pct is not None and seen_pct > data_pct:
+        for place in waits:
+            place.pct *= data_pct / seen_pct
+    return found
+
+
 def _na() -> Any:
     import pandas
 
@@ -188,7 +208,7 @@ class _Row(dict[str, Any]):
         """The category, the function and file that it is put to, and the line."""
         state, own = self["state"], ((self["function"] or "?"), self["file"])
         place: tuple[tuple[str, str | None], int | None] = own, self["line"]
-        is_own_lock = state == "lock" and not self["below"] and _HELD.match(self["native"] or "")
+        is_own_lock = state == "lock" and not self["below"] and HELD.match(self["native"] or "")
         function, file, line = split_frame(self["behind"] or "")
         if file and is_own(file) and state in _OF_OTHERS and not is_own_lock:
             place = ((function, file), line)

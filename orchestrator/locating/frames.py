@@ -110,8 +110,10 @@ _FRAMEWORK_LIBRARY = re.compile(
 _FRAMEWORK_CODE = re.compile(
     r"/(site|dist)-packages/(torch|numpy|scipy|torchvision|lightning|pytorch_lightning|accelerate|transformers|triton)/"
 )
-_COMPREHENSION = re.compile(r"(\.<locals>\.<(listcomp|setcomp|dictcomp|genexpr)>)+$")
-"""Functions of their own until Python 3.12, and in nobody's mind."""
+_NAMELESS = re.compile(r"((^|\.<locals>\.)<(listcomp|setcomp|dictcomp|genexpr|lambda)>)+$")
+"""Functions for Python, until 3.12 also comprehensions, and part of the one that they stand in for everybody else."""
+HELD = re.compile(r"(lock|rlock|RLock)_|_thread_R?Lock|fcntl_|flock|PyMutex")
+"""C functions by which a program itself takes a lock: what it waits for is the lock, not the work of others."""
 _OURS = re.compile(r"/_profrun/|/orchestrator/inject/")
 _LIBC = re.compile(r"^(libc|libpthread|ld-linux|libm|linux-vdso|\[vdso\]|libc-)")
 _OPS = (
@@ -146,6 +148,11 @@ _IDLE_BELOW = re.compile(
 )
 
 
+def holds_lock(doing: Doing) -> bool:
+    """Whether the wait is for a lock that the program's own code takes there, not for what others have to do first."""
+    return doing.state == "lock" and doing.below is None and bool(HELD.match(doing.native or ""))
+
+
 def read(texts: Sequence[str], has_native: bool = True) -> Doing:
     """What a stack says; frames from the root to the leaf, each `function (file:line)`.
 
@@ -167,7 +174,7 @@ def read(texts: Sequence[str], has_native: bool = True) -> Doing:
     return Doing(
         state,
         code,
-        _COMPREHENSION.sub("", where.function) if where else None,
+        _named(pythons, depth) if own else where.function if where else None,
         where.file if where else None,
         where.line if where else None,
         inner[0].shown if own and inner else None,
@@ -176,6 +183,15 @@ def read(texts: Sequence[str], has_native: bool = True) -> Doing:
         phase,
         _fetched(pythons) if phase == "data" else None,
     )
+
+
+def _named(pythons: Sequence[Frame], depth: int) -> str:
+    """The name of an own function; of a nameless one that in which it stands. Only Python 3.11 and later tell it in the
+    name itself; before that it is taken to be the caller, in the same file."""
+    while depth > 0 and _NAMELESS.fullmatch(pythons[depth].function) and pythons[depth - 1].file == pythons[depth].file:
+        depth -= 1
+    name = pythons[depth].function
+    return _NAMELESS.sub("", name) or name
 
 
 def _is_own(frame: Frame) -> bool:

@@ -205,7 +205,7 @@ def _behind(
         overlap = np.interp(other.end_ns, times, waited) - np.interp(other.start_ns, times, waited)
         for place in np.flatnonzero(overlap > 0).tolist():
             doing = other.doings[other.stack[place]]
-            if doing.state in _NO_CULPRITS or doing.function is None:
+            if doing.function is None or (doing.state in _NO_CULPRITS and not frames.holds_lock(doing)):
                 continue
             where = doing.outer or doing
             spent[doing.state, where.function, where.file, where.line] += float(overlap[place])
@@ -215,7 +215,8 @@ def _behind(
 def _most(
     spent: Mapping[tuple[str, str | None, str | None, int | None], float],
 ) -> tuple[str | None, str | None, float | None]:
-    """Those who wait for Python's lock and the one who holds it are in one function's contention."""
+    """Those who wait for Python's lock and the one who holds it are in one contention; so are those who queue
+    up at another lock."""
     whole = sum(spent.values())
     if not whole:
         return _NOBODY
@@ -224,6 +225,8 @@ def _most(
         states[state] += ns
     if states["gil"] > _CONTENDED * (states["gil"] + states["python"]) > 0:
         chosen, told = {"gil", "python"}, "gil"
+    elif states["lock"] > _CONTENDED * whole:
+        chosen, told = {"lock"}, "lock"
     else:
         told = max(states, key=lambda state: (states[state], state))
         chosen = {told}
@@ -242,4 +245,4 @@ def _most(
 _NO_CULPRITS = frozenset({"idle", "ours", "lock", "pipe"})
 """Threads that wait for others themselves keep nobody waiting."""
 _CONTENDED = 0.3
-"""Threads of which this share of the time in Python goes into waiting for its lock contend for it."""
+"""Threads of which this share of the time goes into waiting for a lock contend for it."""

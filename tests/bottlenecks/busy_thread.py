@@ -26,14 +26,14 @@ def watch():
         tally(range(50_000))
 
 
-model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 8))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 watcher = threading.Thread(target=watch)
 if not REPAIRED:
     watcher.start()
-for _ in range(6000 if REPAIRED else 60):
+for _ in range(120):
     optimizer.zero_grad()
-    model(torch.ones(64, 64)).square().mean().backward()
+    model(torch.ones(256, 256)).square().mean().backward()
     optimizer.step()
 ended = True
 if not REPAIRED:

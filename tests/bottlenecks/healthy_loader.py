@@ -11,7 +11,7 @@ torch.set_num_threads(1)
 
 class Rows(Dataset):
     def __init__(self, count):
-        self.rows = torch.randn(count, 256)
+        self.rows = torch.randn(count, 512)
 
     def __len__(self):
         return len(self.rows)
@@ -21,9 +21,9 @@ class Rows(Dataset):
 
 
 if __name__ == "__main__":
-    net = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
+    net = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 10))
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
-    for rows, labels in DataLoader(Rows(2400), batch_size=16, num_workers=2, prefetch_factor=4):
+    for rows, labels in DataLoader(Rows(6400), batch_size=64, num_workers=2, prefetch_factor=4):
         for _ in range(4):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(net(rows), labels).backward()

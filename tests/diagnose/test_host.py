@@ -160,3 +160,14 @@ def test_without_native_frames_it_says_what_would_tell() -> None:
 def test_without_samples_it_abstains() -> None:
     (told,) = host.where_the_time_goes(report())
     assert isinstance(told, Abstention)
+
+
+def test_the_loader_s_share_is_that_of_the_bare_runs() -> None:
+    waits = [
+        host.Place("input_pipeline", "get", None, None, pct=60.0),
+        host.Place("file_io", "log", None, None, pct=9.0),
+    ]
+    assert [place.pct for place in host._as_bare(waits, 20.0)] == [20.0, 9.0]
+    assert [place.pct for place in host._as_bare(waits, 90.0)] == [20.0, 9.0], (
+        "samples never add to what they have seen"
+    )

@@ -107,3 +107,9 @@ def test_without_native_frames_a_leaf_in_python_tells_only_where() -> None:
     assert frames.read(MAIN, has_native=False).state == "unknown"
     assert frames.read((*MAIN, f"Condition.wait ({STD}/threading.py:327)"), has_native=False).state == "lock"
     assert frames.read((*MAIN, f"SocketIO.readinto ({STD}/socket.py:705)"), has_native=False).state == "network"
+
+
+@pytest.mark.parametrize("nameless", ["<lambda>", "<listcomp>", "score.<locals>.<lambda>", "score.<locals>.<genexpr>"])
+def test_a_nameless_function_is_part_of_the_one_it_stands_in(nameless: str) -> None:
+    doing = frames.read((*MAIN[:2], "score (/home/me/train.py:12)", f"{nameless} (/home/me/train.py:13)"))
+    assert (doing.function, doing.line) == ("score", 13)

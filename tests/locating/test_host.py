@@ -91,6 +91,15 @@ def test_threads_that_wait_for_python_s_lock_are_one_contention_with_its_holder(
     assert (wait["behind"], wait["behind_state"]) == ("score (/home/me/score.py:4)", "gil")
 
 
+def test_threads_that_queue_up_at_a_lock_contend_for_it() -> None:
+    lock = ("save (/home/me/save.py:4)", f"lock_PyThread_acquire_lock ({PY})", *FUTEX)
+    holder = ("save (/home/me/save.py:5)", f"time_sleep ({PY})", f"clock_nanosleep ({LIBC})")
+    workers = [(7, 10 + n, holder if n == 0 else lock, 0, 100) for n in range(4)]
+    rows = located(spans((7, 7, (*MAIN, *QUEUE), 0, 100), *workers))
+    (wait,) = [row for row in rows if row["role"] == "main"]
+    assert (wait["behind"], wait["behind_state"]) == ("save (/home/me/save.py:4)", "lock")
+
+
 def test_what_is_profrun_s_own_is_left_out() -> None:
     ours = (*MAIN, "Steps.put (/srv/orchestrator/inject/steps.py:91)")
     rows = located(spans((7, 7, MAIN, 0, 60), (7, 7, ours, 60, 40)))
