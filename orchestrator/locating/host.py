@@ -223,7 +223,7 @@ def _most(
     states: dict[str, float] = defaultdict(float)
     for (state, *_), ns in spent.items():
         states[state] += ns
-    if states["gil"] > _CONTENDED * (states["gil"] + states["python"]) > 0:
+    if states["gil"] > _CONTENDED_GIL * (states["gil"] + states["python"]) > 0:
         chosen, told = {"gil", "python"}, "gil"
     elif states["lock"] > _CONTENDED * whole:
         chosen, told = {"lock"}, "lock"
@@ -244,5 +244,9 @@ def _most(
 
 _NO_CULPRITS = frozenset({"idle", "ours", "lock", "pipe"})
 """Threads that wait for others themselves keep nobody waiting."""
+_CONTENDED_GIL = 0.15
+"""Threads of which this share of their time in Python goes into waiting for its lock contend for it. A thread that alone
+works for the one that waits hardly ever waits itself; the lock changes hands every 5 ms (sys.getswitchinterval), so
+pieces of work that are no longer than that queue up little."""
 _CONTENDED = 0.3
 """Threads of which this share of the time goes into waiting for a lock contend for it."""
