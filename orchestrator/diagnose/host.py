@@ -156,7 +156,7 @@ def places(rows: pandas.DataFrame, at_work: bool = True) -> list[Place]:
             place.worst_pct, place.line = one.pct, line
         if not elsewhere and (told := one.detail()):
             place.details[told] = place.details.get(told, 0.0) + one.pct
-    return _with_backward(found.values(), rows)
+    return _with_contention(_with_backward(found.values(), rows))
 
 
 def _is_at_work(report: Report, capture: str) -> bool:
@@ -223,6 +223,20 @@ class _Row(dict[str, Any]):
         else:
             names = ("op", "below") if self["state"] in AT_WORK else ("native", "below")
         return next((str(self[name]) for name in names if self[name]), None)
+
+
+def _with_contention(found: list[Place]) -> list[Place]:
+    """A thread that waits for what others do in Python, and then queues up for the lock that they hold, suffers of one
+    thing: at least a quarter of such waits is for the lock."""
+    kept = []
+    locks = {(place.function, place.file): place for place in found if place.category == "gil_contention"}
+    for place in found:
+        lock = locks.get((place.function, place.file))
+        if lock and place.is_elsewhere and place.category == "python_cpu" and lock.pct >= (lock.pct + place.pct) / 4:
+            lock.pct, lock.samples = lock.pct + place.pct, lock.samples + place.samples
+        else:
+            kept.append(place)
+    return kept
 
 
 def _with_backward(found: Iterable[Place], rows: pandas.DataFrame) -> list[Place]:

@@ -46,6 +46,8 @@ HOT = ("throttle_sw_thermal_slowdown", "throttle_hw_thermal_slowdown", "throttle
 """A GPU at its power cap works as it is meant to; these are what nvml.h calls slowdowns."""
 
 
+MUCH_FAULTING_PCT = 25.0
+"""Healthy programs with large activations lose up to 15 % in this way, and are told calmly."""
 MOST_NATIVE = 0.6
 """Page faults are put to a function that does this share of the native work."""
 
@@ -257,7 +259,8 @@ def page_faults(one: Sampled) -> Iterator[Finding]:
         "keep what is freed (MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_; jemalloc, tcmalloc by LD_PRELOAD)."
     )
     proof = (_proof("process minor_faults_per_s", faults, "1/s"), _proof("process cpu_system_pct", system, "%"))
-    for finding in _said(one, "page_faults", "memory_management", pct, title, advice, *proof):
+    most: judging.Severity | None = "minor" if pct < MUCH_FAULTING_PCT else None
+    for finding in _said(one, "page_faults", "memory_management", pct, title, advice, *proof, most=most):
         yield replace(finding, where=_where_native(one.report))
 
 

@@ -245,8 +245,8 @@ def _most(
 _NO_CULPRITS = frozenset({"idle", "ours", "lock", "pipe"})
 """Threads that wait for others themselves keep nobody waiting."""
 _CONTENDED_GIL = 0.15
-"""Threads of which this share of their time in Python goes into waiting for its lock contend for it. A thread that alone
-works for the one that waits hardly ever waits itself; the lock changes hands every 5 ms (sys.getswitchinterval), so
+"""Threads of which this share of their time in Python goes into waiting for its lock contend for it. One that works
+alone for the one that waits hardly ever waits itself; as the lock changes hands every 5 ms (sys.getswitchinterval),
 pieces of work that are no longer than that queue up little."""
 _CONTENDED = 0.3
 """Threads of which this share of the time goes into waiting for a lock contend for it."""

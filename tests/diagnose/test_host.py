@@ -171,3 +171,16 @@ def test_the_loader_s_share_is_that_of_the_bare_runs() -> None:
     assert [place.pct for place in host._as_bare(waits, 90.0)] == [20.0, 9.0], (
         "samples never add to what they have seen"
     )
+
+
+def test_waits_for_python_s_lock_and_for_who_holds_it_are_one_thing() -> None:
+    there = {"behind": "score (/home/me/s.py:9)", "function": "<module>", "file": FILE, "line": 3, "code": "library"}
+    wait = {**there, "state": "lock", "native": "Queue", "behind_state": "python", "pct": 45}
+    (first, *_) = findings(
+        wait, {**there, "state": "gil", "behind_state": "python", "pct": 25}, {**FRAMEWORK, "pct": 30}
+    )
+    assert (first.category, first.where["function"], first.cost_pct) == ("gil_contention", "score", 70)
+    (first, *_) = findings(
+        wait, {**there, "state": "gil", "behind_state": "python", "pct": 5}, {**FRAMEWORK, "pct": 50}
+    )
+    assert (first.category, first.cost_pct) == ("python_cpu", 45)
