@@ -259,8 +259,8 @@ def page_faults(one: Sampled) -> Iterator[Finding]:
         "keep what is freed (MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_; jemalloc, tcmalloc by LD_PRELOAD)."
     )
     proof = (_proof("process minor_faults_per_s", faults, "1/s"), _proof("process cpu_system_pct", system, "%"))
-    most: judging.Severity | None = "minor" if pct < MUCH_FAULTING_PCT else None
-    for finding in _said(one, "page_faults", "memory_management", pct, title, advice, *proof, most=most):
+    limit: judging.Severity | None = "minor" if pct < MUCH_FAULTING_PCT else None
+    for finding in _said(one, "page_faults", "memory_management", pct, title, advice, *proof, most=limit):
         yield replace(finding, where=_where_native(one.report))
 
 
