@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import ConsoleMessage, Request, sync_playwright
+from playwright.sync_api import ConsoleMessage, Playwright, Request, sync_playwright
 from waiting import LIMIT_S, until
 
 FLAGS = ("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--force-color-profile=srgb")
+
+
+@cache
+def _playwright() -> Playwright:
+    """One for all browsers of this process: it admits no second, also where a start has failed half-way."""
+    started = sync_playwright().start()
+    atexit.register(started.stop)
+    return started
 
 
 class Browser:
@@ -19,8 +29,7 @@ class Browser:
     page was opened; without the requests that its own policy refused."""
 
     def __init__(self, width: int = 1280, height: int = 900) -> None:
-        self._playwright = sync_playwright().start()
-        self._chromium = self._playwright.chromium.launch(executable_path=shutil.which("chromium"), args=[*FLAGS])
+        self._chromium = _playwright().chromium.launch(executable_path=shutil.which("chromium"), args=[*FLAGS])
         self.page = self._chromium.new_page(viewport={"width": width, "height": height})
         self.page.set_default_timeout(1000 * LIMIT_S)
         self._frame = self.page.main_frame
@@ -87,7 +96,6 @@ class Browser:
 
     def close(self) -> None:
         self._chromium.close()
-        self._playwright.stop()
 
     def __enter__(self) -> Browser:
         return self

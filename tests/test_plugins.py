@@ -90,7 +90,7 @@ def test_a_collector_of_another_package_works_like_our_own(run: Run) -> None:
     assert result.stdout.splitlines()[0] == "hello"
     assert result.statuses() == {"timing": "ok", "peek": "ok"}
     assert result.captures()["peek"]["notes"] == ["state at the gate: T"]
-    assert [f["rule"] for f in result.summary["findings"]] == ["named"]
+    assert "named" in [f["rule"] for f in result.summary["findings"]]
 
 
 def test_a_broken_one_costs_only_its_own_capture(run: Run) -> None:

@@ -23,8 +23,8 @@ class Rows(Dataset):
 if __name__ == "__main__":
     net = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 10))
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
-    for rows, labels in DataLoader(Rows(6400), batch_size=64, num_workers=2, prefetch_factor=4):
-        for _ in range(4):
+    for rows, labels in DataLoader(Rows(3840), batch_size=64, num_workers=2, prefetch_factor=4):
+        for _ in range(8):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(net(rows), labels).backward()
             optimizer.step()
