@@ -452,7 +452,8 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         Column(
             "state",
             "str",
-            "python, native, gil, lock, file, network, child, memory, sleep, gc, device, import, compile, pipe, idle; "
+            "python, native, gil, lock, file, network, child, memory, sleep, gc, device, import, compile, pipe, idle, "
+            "events (sockets or timers of an event loop), collective (other ranks); "
             "unknown where the sample does not tell",
             key=True,
         ),
@@ -465,7 +466,10 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         Column("op", "str", "operator of PyTorch, where native frames name it"),
         Column("behind", "str", "of a wait: function the other threads were in meanwhile, as `function (file:line)`"),
         Column("behind_state", "str", "what those threads were doing there, as in state"),
-        Column("behind_pct", "float", "share of what they did meanwhile, idle threads left out", "%"),
+        Column("behind_code", "str", "whose code that was, as in code"),
+        Column(
+            "behind_pct", "float", "share of what they did meanwhile, idle threads left out; the row's own part", "%"
+        ),
         Column("samples", "int", "number of samples (estimated from the time where the tool gives spans)"),
         Column("total_ns", "int", "time of the samples", "ns"),
     ),

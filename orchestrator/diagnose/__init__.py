@@ -13,6 +13,7 @@ from orchestrator.model import Abstention, Finding
 from orchestrator.report import Report
 
 _ORDER = {"critical": 0, "major": 1, "minor": 2, "info": 3}
+ALIKE = 0.8
 _SURE = {"high": 0, "medium": 1, "low": 2}
 
 
@@ -46,6 +47,11 @@ def _rank(finding: Finding) -> tuple[float | str, ...]:
     return (_ORDER[finding.severity], -pct, -seconds, _SURE[finding.confidence], finding.rule, finding.title)
 
 
+def _alike(first: Finding, other: Finding) -> bool:
+    """Whether both cost about the same: then what one knows of the place holds for the other."""
+    return bool(other.cost_pct and first.cost_pct and other.cost_pct >= ALIKE * first.cost_pct)
+
+
 def _beside(first: Finding, other: Finding) -> dict[str, object]:
     """What the other knows of the place; of another function not its lines."""
     place = ("function", "file", "line")
@@ -57,7 +63,7 @@ def _joined(first: Finding, other: Finding) -> Finding:
     advice = first.advice if other.advice in first.advice else f"{first.advice} {other.advice}"
     return replace(
         first,
-        title=f"{first.title}: {function}" if function else first.title,
+        title=f"{first.title}: {function}" if function and _alike(first, other) else first.title,
         advice=advice,
         where={**_beside(first, other), **first.where},
         evidence=tuple(dict.fromkeys((*first.evidence, *other.evidence))),

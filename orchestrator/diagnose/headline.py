@@ -23,8 +23,17 @@ def of(report: Report) -> Headline | None:
         return None
     worst = about[0]
     calm = worst.healthy or worst.severity in ("minor", "info")
+    if calm and not _has_looked(report):
+        said = "What bounds the program was not seen: neither stacks with native frames nor work of a GPU were recorded"
+        return Headline(f"{said}. {worst.title}.", "unknown", "low", worst.sources)
     said = f"Nothing costly stands out. {worst.title}." if calm else f"{worst.title}."
     return Headline(said, _bound(report, worst), worst.confidence, worst.sources)
+
+
+def _has_looked(report: Report) -> bool:
+    """Whether anything would have shown what is costly."""
+    frames = [report.table(name) for name in ("host_time", "gpu_time", "kernel_profiles")]
+    return any(frame is not None and len(frame) for frame in frames)
 
 
 def _bound(report: Report, worst: Finding) -> Bound:

@@ -34,6 +34,7 @@ _CATEGORIES: dict[str, str] = {
     "device": "host_sync",
     "gil": "gil_contention",
     "lock": "lock_contention",
+    "collective": "communication",
     "pipe": "idle_wait",
     "import": "python_cpu",
     "compile": "warmup",
@@ -80,6 +81,8 @@ class Place:
     details: dict[str, float] = field(default_factory=dict)
     """The shares of what it consists of: native functions, operators, library functions."""
     worst_pct: float = 0.0
+    is_calm: bool = False
+    """It waits for somebody to ask, or for events of which stacks don't tell who awaits them."""
     is_elsewhere: bool = False
     """It is what another thread or process did, for which this one waited."""
 
@@ -110,7 +113,7 @@ def where_the_time_goes(report: Report) -> Iterator[Finding | Abstention]:
                 firsts.add(place.category)
                 yield finding
         return
-    if any(c.collector == "timing" and c.status in USABLE for c in report.captures):
+    if not _captures(report) and any(c.collector == "timing" and c.status in USABLE for c in report.captures):
         yield Abstention("where_the_time_goes", "samples of the program's stacks", "{use: py-spy, native: true}")
 
 
@@ -129,8 +132,10 @@ def _main_rows(report: Report, capture: str) -> pandas.DataFrame | None:
     steady = main[main["part"] == "steady"]
     if len(steady):
         return steady
-    whole = main[(main["part"] == "all") & (main["state"] != "import")]
-    return whole.assign(part_ns=whole["total_ns"].sum()) if len(whole) else None
+    every = main[main["part"] == "all"]
+    whole = every[every["state"] != "import"]
+    share = float(whole["total_ns"].sum() / every["total_ns"].sum()) if len(whole) else 0.0
+    return whole.assign(part_ns=whole["total_ns"].sum(), kept=share) if len(whole) else None
 
 
 def _has_native(rows: pandas.DataFrame) -> bool:
@@ -147,9 +152,11 @@ def places(rows: pandas.DataFrame, at_work: bool = True) -> list[Place]:
         if one["state"] == "unknown" and not at_work:
             category = "idle_wait"
         function, file = where
-        purpose = category in ("native_cpu", "python_cpu") and one["code"] == "framework"
+        code = one["behind_code"] if elsewhere else one["code"]
+        purpose = category in ("native_cpu", "python_cpu") and code == "framework"
         key = (category, function, file, purpose)
         place = found.setdefault(key, Place(category, function, file, line, is_purpose=purpose, is_elsewhere=elsewhere))
+        place.is_calm |= one["state"] in ("idle", "events")
         place.pct += one.pct
         place.samples += int(one["samples"] or 0)
         if one.pct > place.worst_pct:
@@ -266,8 +273,14 @@ def _finding(report: Report, capture: str, place: Place, rows: pandas.DataFrame,
     severity, queue = judging.severity(place.pct), _queue(report)
     if severity is None or (queue and place.category == "host_sync"):
         return None
-    calm = queue == "dense" or place.is_purpose or (not has_steps and place.category in ("python_cpu", "native_cpu"))
+    calm = (
+        queue == "dense"
+        or place.is_purpose
+        or place.is_calm
+        or (not has_steps and place.category in ("python_cpu", "native_cpu"))
+    )
     whole = judging.steady(report)
+    kept = float(rows["kept"].iloc[0]) if "kept" in rows else 1.0
     of = whole.of if has_steps else "a bare run, its imports left out"
     where: dict[str, Any] = {"function": place.function}
     where |= {"file": place.file} if place.file else {}
@@ -281,7 +294,7 @@ def _finding(report: Report, capture: str, place: Place, rows: pandas.DataFrame,
         advice=_advice(place),
         confidence=_confidence(report, capture, place),
         where=where,
-        cost_s=whole.cost_s(place.pct),
+        cost_s=whole.cost_s(place.pct * kept),
         cost_pct=round(place.pct, 1),
         of=of,
         evidence=tuple(_evidence(place)),
@@ -301,8 +314,11 @@ def _queue(report: Report) -> str | None:
 
 
 def _cause(place: Place, queue: str | None) -> str:
-    """With a GPU the same words as the rule that tells why it waits for the host."""
-    return f"gpu waits: {place.category}" if queue and place.category != "input_pipeline" else place.category
+    """The words of the rules that know of the same: with a GPU why it waits for the host, else the system call."""
+    if queue and place.category != "input_pipeline":
+        return f"gpu waits: {place.category}"
+    call = _named(place).get("syscall")
+    return f"{place.category}:{call}" if call else place.category
 
 
 def _named(place: Place) -> dict[str, str]:
@@ -356,6 +372,7 @@ _DOES = {
     "python_cpu": "runs Python",
     "native_cpu": "runs native code",
     "input_pipeline": "waits for its data",
+    "communication": "waits for other ranks",
     "warmup": "compiles",
 }
 _ELSEWHERE = {
@@ -382,6 +399,7 @@ _ADVICE = {
     "native_cpu": "Do it less often or in another process; look for a faster library or a cheaper setting.",
     "input_pipeline": "Load ahead: DataLoader(num_workers=N, persistent_workers=True, prefetch_factor=K); make the "
     "loading of one sample cheaper, or prepare it once and store it.",
+    "communication": "Look which rank comes last, and why; overlap communication with work (DDP's buckets), send less.",
     "warmup": "Keep shapes and types constant, or mark them dynamic, so that nothing is compiled again.",
 }
 _BY_CALL: Mapping[str, str] = {
@@ -414,7 +432,10 @@ def _shown(place: Place) -> str:
 
 def _advice(place: Place) -> str:
     if place.is_purpose:
-        return "Nothing is wrong with that. Faster: a smaller model, a lower precision, more or faster processors."
+        return (
+            "It computes there. Whether less would do (copies, repeated concatenation, many small operators) was not "
+            "measured; else a lower precision, a smaller model, more or faster processors."
+        )
     call = (place.detail or "").partition(" (")[0]
     special = next((text for name, text in _BY_CALL.items() if name in call), None)
     return special if special and place.category == "file_io" else _ADVICE[place.category]

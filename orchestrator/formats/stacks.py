@@ -14,7 +14,7 @@ NO_FRAMES = "(no Python frame)"
 """Stands for the stack of a thread that has none yet, or no longer."""
 _FRAME = re.compile(r"(.*) \((.*?)(?::(\d+))?\)", re.S)
 
-_NOT_OWN = re.compile(r"/(site|dist)-packages/|/lib(64)?/p(ython|ypy)\d[\d.]*/|^<frozen ")
+_NOT_OWN = re.compile(r"/(site|dist)-packages/|/lib(64)?/p(ython|ypy)\d[\d.]*/|^<frozen |/torchinductor_[^/]*/")
 
 
 def is_own(file: str) -> bool:

@@ -13,7 +13,9 @@ from pathlib import PurePosixPath
 
 from orchestrator.formats.stacks import is_own, split_frame
 
-WAITS = frozenset({"gil", "lock", "file", "network", "child", "pipe", "sleep", "device", "idle"})
+WAITS = frozenset(
+    {"gil", "lock", "file", "network", "child", "pipe", "sleep", "device", "idle", "events", "collective"}
+)
 """The states in which a thread is not at work itself."""
 
 
@@ -89,6 +91,7 @@ _PY_LOCK = re.compile(
     r"PyThread_acquire_lock|lock_acquire|lock_PyThread_acquire|rlock_acquire|SimpleQueue_get|_PySemaphore_Wait|PyMutex_Lock|"
     r"_PyParkingLot_Park|semlock_acquire|SemLock_acquire|sem_(timed|clock)?wait|PyEvent_Wait"
 )
+_TAKES_GIL = re.compile(r"gil_scoped_(acquire|release)|PyGILState_|PyEval_(Restore|Acquire)Thread|take_gil")
 _LOCK_OBJECT = re.compile(r"PyThread_acquire_lock_timed|_PySemaphore|PyMutex|_PyParkingLot|semlock|sem_")
 _GC = re.compile(
     r"^(gc_collect|_PyGC_Collect|PyGC_Collect|deduce_unreachable|visit_(decref|reachable)|_Py_RunGC|gc_mark)"
@@ -108,7 +111,8 @@ _FRAMEWORK_LIBRARY = re.compile(
     r"scipy|nvidia)|^_(multiarray|umath|pocketfft|flapack|fblas)|^_C\b|^(multiarray|umath)"
 )
 _FRAMEWORK_CODE = re.compile(
-    r"/(site|dist)-packages/(torch|numpy|scipy|torchvision|lightning|pytorch_lightning|accelerate|transformers|triton)/"
+    r"/(site|dist)-packages/(torch|numpy|scipy|torchvision|lightning|pytorch_lightning|accelerate|transformers|triton)/|"
+    r"/torchinductor_[^/]*/"
 )
 _NAMELESS = re.compile(r"((^|\.<locals>\.)<(listcomp|setcomp|dictcomp|genexpr|lambda)>)+$")
 """Functions for Python, until 3.12 also comprehensions, and part of the one that they stand in for everybody else."""
@@ -136,8 +140,14 @@ _SOCKETS = re.compile(
 )
 _IMPORTS = re.compile(r"^<frozen (importlib|zipimport)")
 _COMPILES = re.compile(
-    r"/torch/(_dynamo/(convert_frame|symbolic_convert|output_graph)|_inductor/|fx/experimental/)|/numba/core/|/triton/compiler/|/torch/utils/cpp_extension"
+    r"/torch/_dynamo/(convert_frame|symbolic_convert|output_graph)\.py|/torch/_inductor/(graph|scheduler|codecache|"
+    r"async_compile|codegen/)|/torch/fx/experimental/|/numba/core/|/triton/compiler/|/torch/utils/cpp_extension"
 )
+"""What compiles; what is compiled runs through other files of theirs."""
+_EVENTS = re.compile(r"/asyncio/|/(uvloop|trio|anyio|tornado|gevent)/")
+_SERVERS = re.compile(r"\bserve_forever$")
+_CLIENTS = re.compile(r"^(libpq|libmysql|libmariadb|libcurl|libssl|_ssl|libzmq|libgrpc)")
+_COLLECTIVE = re.compile(r"\b(c10d|gloo)::")
 _LOADER = re.compile(r"/torch/utils/data/")
 _BACKWARD = re.compile(r"/torch/autograd/(__init__|graph|function)\.py$|/torch/_tensor\.py$")
 _OPTIMIZER = re.compile(r"/torch/optim/")
@@ -160,7 +170,7 @@ def read(texts: Sequence[str], has_native: bool = True) -> Doing:
     frames = _of_this_process([Frame.of(text) for text in texts])
     place = next((i for i in range(len(frames) - 1, -1, -1) if frames[i].is_python), -1)
     pythons = [one for one in frames if one.is_python]
-    native = [one for one in reversed(frames[place + 1 :]) if not one.function.startswith("0x")]
+    native = frames[place + 1 :][::-1]
     depth = next((i for i in range(len(pythons) - 1, -1, -1) if _is_own(pythons[i])), -1)
     own, inner = (pythons[depth] if depth >= 0 else None), pythons[depth + 1 :]
     if any(_OURS.search(one.file) for one in inner):
@@ -211,6 +221,7 @@ def _state(
     native: Sequence[Frame], pythons: Sequence[Frame], inner: Sequence[Frame], own: Frame | None
 ) -> tuple[str, Frame | None]:
     """The state, and the native frame that tells it. native: from the leaf up to the first frame of Python."""
+    whole, native = native, [one for one in native if not one.function.startswith("0x")]
     names = [_plain(one.function) for one in native]
     spawns = any(_SPAWNERS.search(one.file) or _POOL_LIFE.match(one.function) for one in inner)
     if any(_IMPORTS.match(one.file) for one in inner):
@@ -220,10 +231,12 @@ def _state(
     for name, frame in zip(names, native, strict=True):
         if _GC.match(name):
             return "gc", frame
+    if names[:1] in (["pthread_cond_wait"], ["pthread_cond_timedwait"]) and _is_collective(native, inner):
+        return "collective", native[0]
     if _waits_for_python(names) and not _through_library(native):
         return ("gil", native[0]) if not _without_program(pythons, own) else ("idle", native[0])
     for name, frame in zip(names, native, strict=True):
-        state = _told_by(name, names, inner, spawns)
+        state = _told_by(name, names, native, inner, spawns)
         if state:
             idle = state in ("lock", "pipe", "network", "child") and _without_program(pythons, own)
             return ("idle" if idle else state), native[-1] if _PY_LOCK.search(name) else frame
@@ -231,8 +244,10 @@ def _state(
             break
     if spawns:
         return "child", native[0] if native else None
-    if not native or _is_python(native):
+    if _is_python(whole):
         return "python", None
+    if not native:
+        return "native", whole[0]
     return "native", next((one for one in native if not _LIBC.match(PurePosixPath(one.file).name)), native[0])
 
 
@@ -260,7 +275,9 @@ def _plain(name: str) -> str:
     return name
 
 
-def _told_by(name: str, names: Sequence[str], inner: Sequence[Frame], spawns: bool) -> str | None:
+def _told_by(
+    name: str, names: Sequence[str], native: Sequence[Frame], inner: Sequence[Frame], spawns: bool
+) -> str | None:
     if _DEVICE.match(name):
         return "device"
     if name in _SLEEP:
@@ -276,20 +293,28 @@ def _told_by(name: str, names: Sequence[str], inner: Sequence[Frame], spawns: bo
     if name in _FILE:
         return "child" if spawns else "file"
     if name in _READS or name in _POLLS:
-        return _of_descriptor(name, names, inner, spawns)
+        return _of_descriptor(name, names, native, inner, spawns)
     if _PY_LOCK.search(name):
         return "lock"
     return "memory" if name in _MEMORY else None
 
 
-def _of_descriptor(name: str, names: Sequence[str], inner: Sequence[Frame], spawns: bool) -> str | None:
+def _of_descriptor(
+    name: str, names: Sequence[str], native: Sequence[Frame], inner: Sequence[Frame], spawns: bool
+) -> str | None:
     """Of a file, a pipe or a socket: by the C function that asked, then by the library."""
     if any(one.startswith(("time_sleep", "pysleep")) for one in names):
         return "sleep"
     if any(one.startswith(("sock_", "internal_connect", "internal_select", "_ssl_", "_ssl__")) for one in names):
         return "network"
+    if any(_CLIENTS.match(PurePosixPath(one.file).name) for one in native):
+        return "network"
     if spawns:
         return "child"
+    if any(_SERVERS.search(one.function) for one in inner):
+        return "idle"
+    if name in _POLLS and any(_EVENTS.search(one.file) for one in inner):
+        return "events"
     if any(_CONNECTION.search(one.file) for one in inner):
         return "pipe"
     if any(_SOCKETS.search(one.file) for one in inner):
@@ -299,8 +324,17 @@ def _of_descriptor(name: str, names: Sequence[str], inner: Sequence[Frame], spaw
     return "file"
 
 
+def _is_collective(native: Sequence[Frame], inner: Sequence[Frame]) -> bool:
+    return any(_COLLECTIVE.search(one.function) for one in native) or any(
+        "/torch/distributed/" in one.file for one in inner
+    )
+
+
 def _through_library(native: Sequence[Frame]) -> bool:
-    """Whether a library stands between the wait and Python: then it is its own wait, not one for Python's lock."""
+    """Whether a library stands between the wait and Python: then it is its own wait, not one for Python's lock, unless
+    it is about to take that."""
+    if any(_TAKES_GIL.search(one.function) for one in native[:4]):
+        return False
     libraries = [PurePosixPath(one.file).name for one in native[:4]]
     return any(_FRAMEWORK_LIBRARY.match(one) for one in libraries)
 

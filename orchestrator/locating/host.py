@@ -51,7 +51,8 @@ def _of_capture(table: Table, capture: Capture, course: windows.Course) -> Table
         for part in course.parts:
             rows += _rows(life, role, part, others, rate_hz)
     names = ("pid", "tid", "thread", "role", "part", "part_ns", "phase", "state", "function", "file", "line")
-    more = ("below", "code", "native", "op", "behind", "behind_state", "behind_pct", "samples", "total_ns")
+    blamed = ("behind", "behind_state", "behind_code", "behind_pct")
+    more = ("below", "code", "native", "op", *blamed, "samples", "total_ns")
     made = Table.of("host_time", sorted(rows, key=_heaviest), (*names, *more), clock="epoch")
     return made.with_capture(capture.id, capture.rank)
 
@@ -164,15 +165,17 @@ def _rows(
         values = dict(zip(_KEY, key, strict=True))
         total_ns = sum(lines.values())
         line = max(lines, key=lambda one: (lines[one], one or 0))
-        behind = _behind(life, values["state"], waits[key], others) if key in waits and role == "main" else _NOBODY
-        yield (
-            *(life.pid, life.tid, life.name, role, part.name, whole_ns),
-            *(values[name] for name in ("phase", "state", "function", "file")),
-            line,
-            *(values[name] for name in ("below", "code", "native", "op")),
-            *behind,
-            *(round(total_ns * rate_hz / 1e9), total_ns),
-        )
+        blamed = _behind(life, values["state"], waits[key], others) if key in waits and role == "main" else [_NOBODY]
+        for *behind, share in blamed:
+            yield (
+                *(life.pid, life.tid, life.name, role, part.name, whole_ns),
+                *(values[name] for name in ("phase", "state", "function", "file")),
+                line,
+                *(values[name] for name in ("below", "code", "native", "op")),
+                *behind,
+                None if behind[0] is None else round(100 * share, 1),
+                *(round(total_ns * share * rate_hz / 1e9), round(total_ns * share)),
+            )
 
 
 def _key(part: str, doing: frames.Doing) -> tuple[Any, ...]:
@@ -185,19 +188,21 @@ def _key(part: str, doing: frames.Doing) -> tuple[Any, ...]:
     return (part, doing.phase, doing.state, function, file, doing.below, doing.code, native, doing.op)
 
 
-_NOBODY = (None, None, None)
+Blamed = tuple[str | None, str | None, str | None, float]
+"""A function that others were in, its state, whose code that was, and its share of all that they did."""
+_NOBODY: Blamed = (None, None, None, 1.0)
+_TOLD = 5
+"""So many functions share the blame for a wait; the rest of it stays with who waits."""
 
 
-def _behind(
-    life: _Life, state: str, waits: Sequence[tuple[int, int]], others: Sequence[_Life]
-) -> tuple[str | None, str | None, float | None]:
-    """What the others did most while a thread waited: the function, its state, and its share of all that they did."""
+def _behind(life: _Life, state: str, waits: Sequence[tuple[int, int]], others: Sequence[_Life]) -> list[Blamed]:
+    """What the others did while a thread waited, the most first; shares add up to one."""
     import numpy as np
 
     edges = np.array(sorted(waits), np.int64)
     times = edges.ravel()
     waited = np.concatenate(([0], np.cumsum(edges[:, 1] - edges[:, 0]))).repeat(2)[1:-1]
-    spent: dict[tuple[str, str | None, str | None, int | None], float] = defaultdict(float)
+    spent: dict[_Place, float] = defaultdict(float)
     for other in others:
         same = other.pid == life.pid
         if not (same and state in BLAMES_THREADS) and not (not same and state in BLAMES_CHILDREN):
@@ -208,38 +213,44 @@ def _behind(
             if doing.function is None or (doing.state in _NO_CULPRITS and not frames.holds_lock(doing)):
                 continue
             where = doing.outer or doing
-            spent[doing.state, where.function, where.file, where.line] += float(overlap[place])
-    return _most(spent)
+            spent[doing.state, doing.code, where.function, where.file, where.line] += float(overlap[place])
+    return _shared(spent)
 
 
-def _most(
-    spent: Mapping[tuple[str, str | None, str | None, int | None], float],
-) -> tuple[str | None, str | None, float | None]:
-    """Those who wait for Python's lock and the one who holds it are in one contention; so are those who queue
-    up at another lock."""
+_Place = tuple[str, str, "str | None", "str | None", "int | None"]
+"""State, code, function, file, line."""
+
+
+def _shared(spent: Mapping[_Place, float]) -> list[Blamed]:
+    """Those who wait for Python's lock and the one who holds it are in one contention; so are those who queue up at
+    another lock."""
     whole = sum(spent.values())
     if not whole:
-        return _NOBODY
+        return [_NOBODY]
     states: dict[str, float] = defaultdict(float)
     for (state, *_), ns in spent.items():
         states[state] += ns
-    if states["gil"] > _CONTENDED_GIL * (states["gil"] + states["python"]) > 0:
-        chosen, told = {"gil", "python"}, "gil"
-    elif states["lock"] > _CONTENDED * whole:
-        chosen, told = {"lock"}, "lock"
-    else:
-        told = max(states, key=lambda state: (states[state], state))
-        chosen = {told}
-    functions: dict[tuple[Any, Any], float] = defaultdict(float)
-    lines: dict[tuple[Any, Any], dict[Any, float]] = defaultdict(lambda: defaultdict(float))
-    for (state, function, file, line), ns in spent.items():
-        if state in chosen:
-            functions[function, file] += ns
-            lines[function, file][line] += ns
-    function, file = max(functions, key=lambda one: (functions[one], str(one)))
-    line = max(lines[function, file], key=lambda one: (lines[function, file][one], one or 0))
-    share = 100 * functions[function, file] / whole
-    return f"{function} ({file}:{line})", told, round(share, 1)
+    contend = states["gil"] > _CONTENDED_GIL * (states["gil"] + states["python"]) > 0
+    queue = not contend and states["lock"] > _CONTENDED * whole
+    groups: dict[tuple[Any, ...], float] = defaultdict(float)
+    lines: dict[tuple[Any, ...], dict[Any, float]] = defaultdict(lambda: defaultdict(float))
+    for (state, code, function, file, line), ns in spent.items():
+        told = "gil" if contend and state == "python" else "lock" if queue and function in _queued(spent) else state
+        groups[told, code, function, file] += ns
+        lines[told, code, function, file][line] += ns
+    ranked = sorted(groups, key=lambda one: (-groups[one], str(one)))[:_TOLD]
+    found: list[Blamed] = []
+    for told, code, function, file in ranked:
+        known = lines[told, code, function, file]
+        line = max(known, key=lambda one: (known[one], one or 0))
+        found.append((f"{function} ({file}:{line})", told, code, groups[told, code, function, file] / whole))
+    rest = 1 - sum(share for *_, share in found)
+    return [*found, (None, None, None, rest)] if rest > 1e-6 else found
+
+
+def _queued(spent: Mapping[_Place, float]) -> set[str | None]:
+    """The functions in which threads wait for a lock."""
+    return {function for state, _, function, _, _ in spent if state == "lock"}
 
 
 _NO_CULPRITS = frozenset({"idle", "ours", "lock", "pipe"})

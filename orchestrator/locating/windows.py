@@ -48,7 +48,8 @@ def _by_steps(table: Table) -> Course:
         return Course(None, (Part("all", 0, 1 << 62),))
     pid = table.columns["pid"][0]
     first_ns, last_ns = steps[0][0], max(start + duration for start, duration, _ in steps)
-    steady = [(start, duration) for start, duration, is_warm in steps if is_warm is False]
+    unknown = all(is_warm is None for *_, is_warm in steps)  # then all but the first, as everywhere (judging.py)
+    steady = [one[:2] for place, one in enumerate(steps) if (place > 0 if unknown else one[2] is False)]
     begun_ns = steady[0][0] if steady else last_ns
     found = (
         Part("start-up", 0, first_ns),

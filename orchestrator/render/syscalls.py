@@ -41,7 +41,11 @@ def _split(capture: str, time: Any, frame: pandas.DataFrame) -> Split:
     sums = frame.assign(group=frame["class"].fillna("other")).groupby("group")["total_ns"].sum()
     ranked = sums.sort_values(ascending=False)
     parts = tuple(_part(str(name), int(ns), whole, frame) for name, ns in ranked.items())
-    said = "CPU time in the kernel" if str(time) == "system" else "from call to return, waiting included, all threads added"
+    said = (
+        "CPU time in the kernel"
+        if str(time) == "system"
+        else "from call to return, waiting included, all threads added"
+    )
     return Split("Time in system calls by class", capture, whole, said, parts)
 
 

@@ -59,6 +59,27 @@ CASES = {
     "compression": (("BZ2_compressBlock (/usr/lib/x86_64-linux-gnu/libbz2.so.1.0.4)",), "native", "library"),
     "sync": ((f"at::native::item ({TORCH})", "cudaStreamSynchronize (libcudart.so.12)"), "device", "framework"),
     "omp": (("GOMP_parallel (libgomp.so.1.0.0)", "0x7f12 (libgomp.so.1.0.0)"), "native", "framework"),
+    "gil in torch": ((f"pybind11::gil_scoped_acquire::gil_scoped_acquire ({TORCH})", *GIL), "gil", "framework"),
+    "other ranks": (
+        (f"c10d::ProcessGroupGloo::AsyncWork::wait ({TORCH})", f"pthread_cond_wait ({LIBC})"),
+        "collective",
+        "framework",
+    ),
+    "database": (("PQexec (/usr/lib/libpq.so.5)", f"poll ({LIBC})"), "network", "library"),
+    "event loop": ((f"BaseEventLoop._run_once ({STD}/asyncio/base_events.py:1898)", *POLL), "events", "library"),
+    "server": ((f"BaseServer.serve_forever ({STD}/socketserver.py:232)", *POLL), "idle", "library"),
+    "no symbols": (("0x7f5d7d04524a (libtokenizer.so)",), "native", "library"),
+    "compiled": (
+        (f"CompiledFxGraph.__call__ ({SITE}/torch/_inductor/output_code.py:721)", f"mkl ({TORCH})"),
+        "native",
+        "framework",
+    ),
+    "generated": (
+        ("call (/tmp/torchinductor_me/ab/cab.py:9)", "cpp_fused (/tmp/torchinductor_me/xy/c.so)"),
+        "native",
+        "framework",
+    ),
+    "compiling": ((f"GraphLowering.run ({SITE}/torch/_inductor/graph.py:900)",), "compile", "framework"),
     "ours": (("Steps.put (/srv/orchestrator/inject/steps.py:91)",), "ours", "profrun"),
 }
 

@@ -127,10 +127,12 @@ def test_time_behind_waits_equals_that_of_plain_loops(seed: int) -> None:
         for _, _, _, begun, length in [row for row in rows if row[1] == 7 and row[2] is wait]:
             expected[texts[0]] += max(0, min(start + ms, begun + length) - max(start, begun))
     found = located(spans(*rows))
-    (told,) = [row for row in found if row["state"] == "lock"]
-    most = max(expected, key=lambda one: expected[one])
-    assert expected[told["behind"]] == expected[most]
-    assert told["behind_pct"] == pytest.approx(100 * expected[most] / sum(expected.values()), abs=0.1)
+    told = {row["behind"]: row for row in found if row["state"] == "lock"}
+    assert told.keys() == expected.keys()
+    for behind, row in told.items():
+        assert row["behind_pct"] == pytest.approx(100 * expected[behind] / sum(expected.values()), abs=0.1)
+    waited = sum(ms for _, _, texts, _, ms in rows if texts is wait)
+    assert total_ms(found, state="lock") == pytest.approx(waited), "the blame is shared, and no more than the wait"
 
 
 def test_every_state_that_blames_others_is_a_state() -> None:
@@ -141,3 +143,10 @@ def test_steps_of_another_pass_say_nothing_of_this_one() -> None:
     elsewhere = Table("steps", {**steps(0, [10], 0).columns, "capture": ["p1-timing"]})
     course = windows.of_pass({"steps": [elsewhere]}, [capture()], "p2")
     assert (course.pid, [part.name for part in course.parts]) == (None, ["all"])
+
+
+def test_where_nobody_can_tell_the_warm_up_all_but_the_first_step_counts() -> None:
+    unknown = steps(100, [200, 100, 100], warm=0)
+    unknown = Table("steps", {**unknown.columns, "warmup": [None] * 3})
+    rows = located(spans((7, 7, MAIN, 0, 1000)), unknown)
+    assert total_ms(rows, part="steady") == 200
