@@ -141,6 +141,15 @@ def seen(report: Report) -> list[Seen]:
 _latest: list[tuple[Report, list[Seen]]] = []
 
 
+def no_more_than_idle(report: Report, pct: float) -> float:
+    """What a loader takes while the GPU is at work costs nothing: at most the GPU's idle time for want of data."""
+    frame = report.table("gpu_time")
+    if frame is None or not len(frame):
+        return pct
+    data = frame[frame["state"] == "data"]
+    return min(pct, float((100 * data["total_ns"] / data["window_ns"]).max()) if len(data) else 0.0)
+
+
 def _all(report: Report) -> list[Seen]:
     times, work, gaps = (_plain(report.table(name)) for name in ("gpu_time", "gpu_work", "gpu_gaps"))
     if times is None or work is None:

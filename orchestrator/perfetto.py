@@ -20,7 +20,9 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 SEQUENCE = 1
 MOST_PARTS = 1 << 18
 """So many parts of packets are packed together, which makes some megabytes: Perfetto unpacks them."""
-MOST_NAMES = 1 << 19
+MOST_BYTES = 1 << 24
+"""The same for what is longer than usual: names."""
+MOST_NAMES, MOST_CHARACTERS = 1 << 19, 1 << 26
 """So many names are written once and then meant by number; further ones stand in full where they are used."""
 KEPT = 1 << 14
 """So many packets are remembered."""
@@ -98,7 +100,7 @@ class Writer:
     def __init__(self, write: Callable[[bytes], Any]) -> None:
         self._write = write
         self._parts: list[bytes] = []
-        self._bytes = 0
+        self._bytes = self._characters = 0
         self._uuid = 0
         self._numbers: dict[tuple[str, str], int] = {}
         first = self._packet()
@@ -217,7 +219,9 @@ class Writer:
             event.flow_ids.append(_VALUE)
         elif value == "counter":
             event.double_counter_value = np.uint64(_VALUE).view(np.float64).item()
-        return _parted(packet.SerializeToString(), bool(value))
+        made = packet.SerializeToString()
+        self._count(len(made))
+        return _parted(made, bool(value))
 
     def _annotate(self, annotation: Any, key: str, value: Any) -> None:
         self._name(annotation, "debug_annotation_names", key)
@@ -228,19 +232,25 @@ class Writer:
         elif isinstance(value, float):
             annotation.double_value = value
         else:
-            annotation.string_value_iid = self._number("debug_annotation_string_values", value)
+            self._text(annotation, "string_value", "debug_annotation_string_values", value)
 
     def _name(self, of: Any, kind: str, text: str) -> None:
-        if len(self._numbers) < MOST_NAMES or (kind, text) in self._numbers:
-            of.name_iid = self._number(kind, text)
+        self._text(of, "name", kind, text)
+
+    def _text(self, of: Any, field: str, kind: str, text: str) -> None:
+        """A text by its number, or in full where there are too many."""
+        room = len(self._numbers) < MOST_NAMES and self._characters < MOST_CHARACTERS
+        if room or (kind, text) in self._numbers:
+            setattr(of, f"{field}_iid", self._number(kind, text))
         else:
-            of.name = text
+            setattr(of, field, text.encode("utf-8", "replace").decode())
 
     def _number(self, kind: str, text: str) -> int:
         """The number by which packets name a text, which is written before its first use."""
         number = self._numbers.get((kind, text))
         if number is None:
             number = self._numbers[kind, text] = len(self._numbers) + 1
+            self._characters += len(text)
             packet = self._packet()
             entry = getattr(packet.interned_data, kind).add()
             entry.iid = number
@@ -253,7 +263,14 @@ class Writer:
         return number
 
     def _put(self, packet: Any) -> None:
-        self._add(_framed(packet.SerializeToString()))
+        framed = _framed(packet.SerializeToString())
+        self._add(framed)
+        self._count(len(framed))
+
+    def _count(self, size: int) -> None:
+        self._bytes += size
+        if self._bytes > MOST_BYTES:
+            self._flush()
 
     def _add(self, *parts: bytes) -> None:
         self._parts += parts
@@ -265,6 +282,7 @@ class Writer:
         packed.compressed_packets = zlib.compress(b"".join(self._parts), 1)
         self._write(_framed(packed.SerializeToString()))
         self._parts.clear()
+        self._bytes = 0
 
 
 ENDLESS = (1 << 62) - 1

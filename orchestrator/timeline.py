@@ -10,7 +10,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,10 @@ FILE = "timeline.perfetto-trace"
 EPOCH_FROM_NS = 10**18
 """Times after September 2001 are counted from the Unix epoch; smaller ones are relative."""
 BATCH_ROWS = 1 << 16
+BATCH_BYTES, LONG_ROWS, READ_BYTES = 1 << 26, 1 << 12, 1 << 20
+"""Of a table with so many bytes of texts fewer rows are read at a time: Arrow takes no 2 GiB of them."""
+MOST_STACKS, MOST_FRAMES = 1 << 12, 1 << 14
+"""So many stacks of a piece, and functions of all stacks, are remembered."""
 MOST_MOMENTS = 100
 """So many findings are looked up in the events."""
 
@@ -91,6 +95,11 @@ def write(report: Report, target: Folder) -> Path | None:
     with target.stream(FILE) as file:
         _Drawing(report, scene, perfetto.Writer(file.write)).draw()
     return target.path / FILE
+
+
+Function = tuple[str, str | None]
+"""The name under which it is drawn, and its file."""
+Stack = tuple[Function, ...]
 
 
 # ---------------------------------------------------------------- what is drawn
@@ -180,11 +189,30 @@ def _batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pyarr
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    texts = [f.name for f in pq.read_schema(path) if pa.types.is_string(f.type)]
-    with pq.ParquetFile(path, read_dictionary=texts) as file:
-        known = [name for name in columns or file.schema_arrow.names if name in file.schema_arrow.names]
-        for batch in file.iter_batches(BATCH_ROWS, columns=known):
-            yield pa.Table.from_batches([batch])
+    schema, metadata = pq.read_schema(path), pq.read_metadata(path)
+    groups = [metadata.row_group(place) for place in range(metadata.num_row_groups)]
+    sizes = [_sizes(group) for group in groups]
+    known = [name for name in schema.names if columns is None or name in columns]  # as Arrow gives them
+    texts = [name for name in schema.names if pa.types.is_string(schema.field(name).type)]
+    long = [name for name in texts if any(size[name] > BATCH_BYTES for size in sizes)]
+    # Arrow lets the dictionary of a column grow from batch to batch: one of long texts is made for each batch alone
+    short = [name for name in texts if name not in long]
+    most = LONG_ROWS if any(name in long for name in known) else BATCH_ROWS
+    with pq.ParquetFile(path, metadata=metadata, read_dictionary=short, buffer_size=READ_BYTES) as file:
+        for place, group in enumerate(groups):
+            size = sum(sizes[place][name] for name in known)
+            rows = max(1, min(most, BATCH_BYTES * group.num_rows // max(size, 1)))
+            for batch in file.iter_batches(rows, row_groups=[place], columns=known):
+                table = pa.Table.from_batches([batch])
+                for name in set(long) & set(known):
+                    table = table.set_column(known.index(name), name, table[name].dictionary_encode())
+                yield table
+
+
+def _sizes(group: Any) -> dict[str, int]:
+    """The bytes of each column of a row group when they are unpacked; a text that is there often counts once."""
+    columns = (group.column(place) for place in range(group.num_columns))
+    return {column.path_in_schema: column.total_uncompressed_size for column in columns}
 
 
 # ---------------------------------------------------------------- lines
@@ -281,9 +309,9 @@ class _Drawing:
         self._findings()
         self.writer.close(self.lines.tracks)
 
-    def _own(self, name: str) -> Iterator[pyarrow.Table]:
+    def _own(self, name: str, columns: Sequence[str] | None = None) -> Iterator[pyarrow.Table]:
         """The rows of a table that belong to the scene."""
-        for batch in _batches(self.report.folder / self.report.tables[name].path):
+        for batch in _batches(self.report.folder / self.report.tables[name].path, columns):
             if len(own := batch.filter(_among(batch, self.scene.captures))):
                 yield own
 
@@ -371,24 +399,20 @@ class _Drawing:
         from orchestrator import perfetto
 
         drawn: dict[tuple[int | None, int | None], _Calls] = {}
-        frames: dict[str, tuple[tuple[str, str | None], ...]] = {}
+        function = lru_cache(MOST_FRAMES)(_function)  # so that stacks share their functions
         for batch in self._own(STACKS):
             start, end = _times(batch)
-            codes, rows = combinations(batch, ["pid", "tid", "thread", "stack"])
-            shown: list[tuple[_Calls, Any]] = []
+            codes, rows = combinations(batch, ["pid", "tid", "thread"])
             for row in rows:
                 key = row["pid"], row["tid"]
                 if key not in drawn:
                     self.lines.thread_names.setdefault(key, row["thread"])
                     drawn[key] = _Calls(self.writer, self.lines("label", "Python", "thread", *key))
-                text = row["stack"] or ""
-                shown.append((drawn[key], frames.setdefault(text, tuple(map(_function, text.split(";"))))))
+            called = [drawn[row["pid"], row["tid"]] for row in rows]
+            stacks, places = _stacks_of(batch, function)
             encoded = zip(start.tolist(), end.tolist(), perfetto.times(start), perfetto.times(end), strict=True)
-            for code, times in zip(codes.tolist(), encoded, strict=True):
-                calls, stack = shown[code]
-                calls.take(stack, *times)
-            if len(frames) > MOST_STACKS:
-                frames.clear()
+            for code, place, times in zip(codes.tolist(), places, encoded, strict=True):
+                called[code].take(stacks(place), *times)
         for calls in drawn.values():
             calls.close()
 
@@ -432,8 +456,9 @@ class _Drawing:
             self._instant(track, self.scene.start_ns, f"{id_}: left out", {"why": "its times are on another clock"})
 
     def _findings(self) -> None:
-        for finding in self.report.findings[:MOST_MOMENTS]:
-            if (moment := self._moment(finding)) is not None:
+        told = self.report.findings[:MOST_MOMENTS]
+        for finding, moment in zip(told, self._moments(told), strict=True):
+            if moment is not None:
                 said = {
                     "rule": finding.rule,
                     "severity": finding.severity,
@@ -444,19 +469,25 @@ class _Drawing:
                 }
                 self._instant(self.lines("label", "findings"), moment, finding.title, said)
 
-    def _moment(self, finding: Finding) -> int | None:
-        """When the longest event is that a finding is about; None where it is about none of those that are drawn."""
-        if isinstance(time := finding.where.get("start_ns"), int):
-            return time
+    def _moments(self, findings: Sequence[Finding]) -> list[int | None]:
+        """When the longest event is that each finding is about; None where it is about none of those that are drawn.
+        A table is read once for all of them."""
+        times = [finding.where.get("start_ns") for finding in findings]
+        moments = [time if isinstance(time, int) else None for time in times]
         for key, table, column in _MOMENTS:
-            if (wanted := finding.where.get(key)) is None or table not in self.report.tables:
+            places = [finding.where.get(key) if moments[n] is None else None for n, finding in enumerate(findings)]
+            wanted = [value for value in places if type(value) in (str, int)]
+            if not wanted or table not in self.report.tables:
                 continue
-            longest: tuple[int, int] | None = None
-            for batch in self._own(table):
-                longest = max(filter(None, (longest, _longest(batch, column, wanted))), default=None)
-            if longest is not None:
-                return -longest[1]
-        return None
+            longest: dict[Any, tuple[int, int]] = {}
+            for batch in self._own(table, ["capture", column, "start_ns", "duration_ns"]):
+                for value in set(wanted):
+                    if found := _longest(batch, column, value):
+                        longest[value] = max(found, longest.get(value, found))
+            for n, value in enumerate(places):
+                if moments[n] is None and type(value) in (str, int) and value in longest:
+                    moments[n] = -longest[value][1]
+        return moments
 
 
 _WHERE = {
@@ -477,8 +508,6 @@ _MOMENTS = (
 )
 """What a finding's place may be, and where such events are."""
 UNKNOWN = -(2**63)
-MOST_STACKS = 1 << 17
-"""So many stacks are remembered as functions."""
 
 
 def _longest(batch: pyarrow.Table, column: str, wanted: Any) -> tuple[int, int] | None:
@@ -487,13 +516,14 @@ def _longest(batch: pyarrow.Table, column: str, wanted: Any) -> tuple[int, int] 
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    found = batch[column]
-    if pa.types.is_dictionary(found.type):
-        found = found.cast(pa.string())
+    coded = _coded(batch, column)
+    values = coded.dictionary  # each text is looked at once, where it lies
     if column == "stack":
-        mask = pc.match_substring(pc.binary_join_element_wise(";", found, ""), f";{wanted} (")
+        frame = f"{wanted} ("
+        has = pc.or_(pc.starts_with(values, frame), pc.match_substring(values, f";{frame}"))
     else:
-        mask = pc.equal(found, pa.scalar(wanted, found.type) if type(wanted) in (str, int) else None)
+        has = pc.equal(values, pa.scalar(wanted, values.type))
+    mask = has.take(coded.indices)
     rows = batch.filter(pc.fill_null(mask, False)).select(["duration_ns", "start_ns"])
     times = zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True)
     return max(((duration or 0, -start) for duration, start in times if start is not None), default=None)
@@ -505,6 +535,29 @@ def _among(batch: pyarrow.Table, captures: Sequence[str]) -> Any:
     import pyarrow.compute as pc
 
     return pc.is_in(batch["capture"].cast(pa.string()), pa.array(captures, pa.string()))
+
+
+def _coded(batch: pyarrow.Table, name: str) -> Any:
+    """A column as the numbers of its distinct values, and these."""
+    import pyarrow as pa
+
+    column = batch[name]
+    column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+    return column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+
+
+def _stacks_of(batch: pyarrow.Table, function: Callable[[str], Function]) -> tuple[Callable[[int], Stack], list[int]]:
+    """What makes the stack of a number, and the number of each row. A stack is taken apart when it is needed: all of
+    them at once would be much."""
+    coded = _coded(batch, "stack")
+    texts = coded.dictionary
+
+    @lru_cache(MOST_STACKS)
+    def stack(place: int) -> Stack:
+        return tuple(map(function, (texts[place].as_py() if place >= 0 else "").split(";")))
+
+    return stack, coded.indices.fill_null(-1).to_pylist()
 
 
 def _ints(column: Any) -> NDArray[np.int64]:
@@ -526,14 +579,11 @@ def _times(batch: pyarrow.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def combinations(batch: pyarrow.Table, columns: Sequence[str]) -> tuple[NDArray[np.int64], list[dict[str, Any]]]:
     """For each row the place of its combination of values in the list; columns that the table lacks are left out."""
     import numpy as np
-    import pyarrow as pa
 
     names = [name for name in dict.fromkeys(columns) if name in batch.column_names]
     codes, parts = np.zeros(len(batch), np.int64), []
     for name in names:
-        column = batch[name].combine_chunks()
-        column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
-        coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        coded = _coded(batch, name)
         own = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64) + 1
         _, codes = np.unique(codes * (len(coded.dictionary) + 1) + own, return_inverse=True)
         parts.append((name, coded.dictionary, own))
@@ -554,11 +604,11 @@ class _Calls:
 
     def __init__(self, writer: Writer, track: Track) -> None:
         self.writer, self.track = writer, track
-        self.open: tuple[tuple[str, str | None], ...] = ()
+        self.open: Stack = ()
         self.until = -1
         self.ended = b""
 
-    def take(self, stack: tuple[tuple[str, str | None], ...], start: int, end: int, began: bytes, ended: bytes) -> None:
+    def take(self, stack: Stack, start: int, end: int, began: bytes, ended: bytes) -> None:
         """A stack, from when to when. Functions that were open until then and are on it still, stay so."""
         from orchestrator import perfetto
 
@@ -585,7 +635,7 @@ class _Calls:
             self.writer.event(self.writer.packet(perfetto.END, self.track.line()), self.ended)
 
 
-def _function(frame: str) -> tuple[str, str | None]:
+def _function(frame: str) -> Function:
     """The name under which a frame is drawn, and its file. Lines would cut one call into many."""
     function, file, _ = split_frame(frame)
     return (f"{function} ({Path(file).name})" if file else function), file

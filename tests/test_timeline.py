@@ -183,6 +183,25 @@ def test_stacks_become_calls_that_last(tmp_path: Path) -> None:
     assert {one.track for one in content.slices} == {("train.py [10]", "MainThread [10]", "Python")}
 
 
+@pytest.mark.parametrize("rows_at_a_time", [1, 7, 1 << 12])
+def test_long_stacks_are_read_in_small_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_at_a_time: int
+) -> None:
+    text = [";".join(f"{'f' * 400}{n % 9}{d} (/src/lib.so:{n})" for d in range(1 + n % 5)) for n in range(200)]
+    rows = [row(10 * n, 10, tid=10, thread="MainThread", stack=text[n]) for n in range(200)]
+    found = (finding(function="f" * 400 + "84"), finding(function="f" * 400))
+    parts = {("p1-py-spy", "stack_spans"): rows}
+    whole = drawn(tmp_path / "whole", parts, findings=found)
+    for module, name, value in (
+        (timeline, "BATCH_BYTES", 100), (timeline, "LONG_ROWS", rows_at_a_time), (timeline, "MOST_STACKS", 2),
+        (timeline, "MOST_FRAMES", 3), (perfetto, "MOST_CHARACTERS", 4000), (perfetto, "MOST_BYTES", 5000),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
+    content = drawn(tmp_path / "pieces", parts, findings=found)
+    assert (content.slices, content.instants) == (whole.slices, whole.instants)
+    assert [one.start - NOW for one in content.instants if one.track == ("findings",)] == [440], "by its whole name"
+
+
 # ---------------------------------------------------------------- counters
 
 

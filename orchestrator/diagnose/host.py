@@ -60,6 +60,8 @@ _SYSCALLS = {
     "eaccess": "faccessat2",
 }
 """What glibc calls on x86-64 for a function that is not a system call by the same name."""
+_CALLS_OF = {"process_spawn": "clone", "gil_contention": "futex", "lock_contention": "futex"}
+"""The call that these come down to, whatever the thread was in: the word of the rules over system calls."""
 _BY_SYSCALLS = frozenset({"file_io", "network_io", "process_spawn", "idle_wait"})
 _FILE_LOCKS = frozenset({"flock", "lockf", "fcntl"})
 _OF_OTHERS = frozenset({"gil", "lock", "pipe"})
@@ -317,7 +319,7 @@ def _cause(place: Place, queue: str | None) -> str:
     """The words of the rules that know of the same: with a GPU why it waits for the host, else the system call."""
     if queue and place.category != "input_pipeline":
         return f"gpu waits: {place.category}"
-    call = _named(place).get("syscall")
+    call = _CALLS_OF.get(place.category) or _named(place).get("syscall")
     return f"{place.category}:{call}" if call else place.category
 
 
@@ -413,7 +415,7 @@ _BY_CALL: Mapping[str, str] = {
 
 
 def _title(place: Place, window: str) -> str:
-    name = place.detail.partition(" (")[0].lstrip("_") if place.detail else None
+    name = _told(place)
     what = f": {name} in {_shown(place)}" if name and name != place.function else f" in {_shown(place)}"
     if place.is_purpose:
         return f"{place.pct:.0f} % of {window} is the framework's own work{what}"
@@ -423,6 +425,14 @@ def _title(place: Place, window: str) -> str:
     if place.category == "gil_contention" or (place.category == "input_pipeline" and not name):
         what = f": {_shown(place)}"
     return f"The main thread {_DOES[place.category]} for {place.pct:.0f} % of {window}{what}"
+
+
+def _told(place: Place) -> str | None:
+    """What is behind it, in words that say more than the sentence does already."""
+    name = place.detail.partition(" (")[0].lstrip("_") if place.detail else ""
+    if place.category == "lock_contention" and name not in _FILE_LOCKS:
+        return None
+    return "the garbage collector" if name.startswith("gc_collect") else name or None
 
 
 def _shown(place: Place) -> str:

@@ -48,6 +48,8 @@ HOT = ("throttle_sw_thermal_slowdown", "throttle_hw_thermal_slowdown", "throttle
 
 MUCH_FAULTING_PCT = 25.0
 """Healthy programs with large activations lose up to 15 % in this way, and are told calmly."""
+ALSO_TOLD_BY_OTHERS = ("page_faults", "oversubscribed")
+"""Rules whose matter other rules see as well, under its category; each other one has a cause of its own."""
 MOST_NATIVE = 0.6
 """Page faults are put to a function that does this share of the native work."""
 
@@ -142,7 +144,7 @@ def _said(
         of=whole.of,
         evidence=evidence,
         sources=(one.capture.id,),
-        cause=category if category != "environment" else "",
+        cause=category if rule in ALSO_TOLD_BY_OTHERS else rule,
     )
 
 
@@ -158,9 +160,10 @@ def oversubscribed(one: Sampled) -> Iterator[Finding]:
     others wait for among them (the barrier of an OpenMP loop waits for the slowest).
 
     Ready threads are those that run (CPU time over wall time) and those in the queue (schedstat of each thread): as
-    many threads as processors never make 1.5 for each, however busy the machine is with other things. The cost is what
-    the main thread spent in the queue, as far as those before it were the program's own: by its share of all that were
-    ready on the machine (procs_running of /proc/stat)."""
+    many threads as processors never make 1.5 for each, however busy the machine is with other things. The cost lies
+    between what the main thread spent in the queue itself and what all ready threads did: a thread in the queue holds
+    up those that wait for it at the end of a parallel loop. Their middle is told, as far as those before them in the
+    queue were the program's own: by its share of all that were ready on the machine (procs_running of /proc/stat)."""
     cpus, busy, queued, waited = one.cpus, one.total("cpu_pct"), one.total("queue_pct"), one.main("main_queue_pct")
     if not cpus or busy is None or queued is None or waited is None:
         return
@@ -168,9 +171,10 @@ def oversubscribed(one: Sampled) -> Iterator[Finding]:
     if ready < CROWDED * cpus:
         return
     everyone = max(one.mean("host", "runnable") or 0.0, ready)
-    pct = min(waited, 100.0) * (ready - 1) / (everyone - 1)
+    least, most = min(waited, 100.0), 100 * queued / (busy + queued)
+    pct = (least + max(least, most)) / 2 * (ready - 1) / (everyone - 1)
     threads, processes = one.mean("tree", "threads"), one.mean("tree", "processes")
-    title = f"{ready:.0f} threads at a time want {_processors(cpus)}; the main thread waits for its turn"
+    title = f"{ready:.0f} threads at a time want {_processors(cpus)}, and wait for their turn and for one another"
     advice = (
         f"Run no more threads than processors ({cpus}): OMP_NUM_THREADS, torch.set_num_threads, the DataLoader's "
         f"num_workers; workers times threads count.{_omp(one)}"
@@ -239,6 +243,7 @@ def neighbours(one: Sampled) -> Iterator[Finding]:
         of=whole.of,
         evidence=(_proof("host cpu_pct", host, "%"), _proof("tree cpu_pct", busy, "%")),
         sources=(one.capture.id,),
+        cause="neighbours",
     )
 
 
@@ -247,12 +252,14 @@ def neighbours(one: Sampled) -> Iterator[Finding]:
 
 def page_faults(one: Sampled) -> Iterator[Finding]:
     """Fresh memory is taken all the time: each page is cleared and mapped at its first touch, in the kernel. The cost
-    is the main process's time in the kernel, as far as the faults explain it: at least 0.5, at most 10 us for each."""
+    is the main process's time in the kernel, as far as the faults explain it: at least 0.5, at most 10 us for each; it
+    is that of all its threads, so each of those at work has its part of it."""
     faults, system = one.main("minor_faults_per_s"), one.main("cpu_system_pct")
     if faults is None or faults < FAULTS_PER_S:
         return
     least, most = (100 * faults * seconds for seconds in FAULT_S)
-    pct = least if system is None else min(max(system, least), most)
+    at_work = max(1.0, (one.main("cpu_pct") or 0.0) / 100)
+    pct = min(100.0, (least if system is None else min(max(system, least), most)) / at_work)
     title = f"The program touches {faults * 4096 / 1e6:,.0f} MB of fresh memory a second"
     advice = (
         "Keep buffers and write into them (`out=`, in-place operators, preallocated batches); or let the allocator "

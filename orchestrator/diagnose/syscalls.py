@@ -3,12 +3,14 @@ costs.
 
 Only calls in the loop count. `import torch` alone makes 18,000 stat, 2,300 read and 1,400 openat calls (torch 2.13,
 CPython 3.11, strace 6.1) before the first step: calls with a time are taken from the steady steps. Where the table has
-none, a call counts only when it was made at least once a step and BEYOND_START times as often as start-up makes it; of
-calls that a start-up does not make (fsync), once a step is enough.
+none, a call counts only when it was made at least once a step and BEYOND_START times as often as the start-ups of all
+Python processes make it; of calls that a start-up does not make (fsync), once a step is enough. How many of those were
+made in the steps nobody knows then: they are told of the whole run, and as minor, unless samples of the program's
+stacks bear them out.
 
 What a call costs without strace is not what it took under it (some 20 µs more each). Of the two things that can be
 said, the larger is told: the time it took beyond the quickest calls of its kind, as a share of the same pass; or
-the least that such a call takes alone (CALL_NS), as a share of the bare step."""
+the least that such a call takes alone (CALL_NS), as a share of the bare step. Samples with native frames limit both."""
 
 from __future__ import annotations
 
@@ -57,7 +59,11 @@ POLLS = ("poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "sc
 MEMORY = ("mmap", "munmap", "mremap", "brk", "madvise")
 RECEIVES = ("recvfrom", "recv", "recvmsg")
 SENDS = ("sendto", "send", "sendmsg")
-NETWORK = ("connect", "socket", "accept", "accept4", "shutdown", *RECEIVES, *SENDS)
+CONNECTS = ("connect", "socket", "shutdown")
+_KERNEL = {"stat": "newfstatat", "lstat": "newfstatat", "open": "openat", "nanosleep": "clock_nanosleep",
+           "usleep": "clock_nanosleep", "sleep": "clock_nanosleep", "fork": "clone", "recv": "recvfrom",
+           "send": "sendto"}  # fmt: skip
+"""What a call of a library, or an old one, is called by the kernel of x86-64."""
 
 TINY_BYTES = 512
 """A sector; below it the call costs more than what it moves (Darshan and TAU count smaller accesses as small IO)."""
@@ -67,8 +73,8 @@ STORM = 100
 """Likewise for calls that only ask whether there is something."""
 SOME_STEPS = 0.5
 """A call in at least every second step is in the loop."""
-QUICK_NS = 1_000_000
-"""A wait shorter than this does not wait for work: it looks again and again."""
+AT_ONCE_NS = 50_000
+"""A wait that took no more than this, beyond what strace adds, has not waited: it takes as long to wake a thread."""
 SWITCH_NS = (3_000_000, 12_000_000)
 """How long CPython waits for its lock before it asks for it: sys.getswitchinterval, 5 ms, and what waking takes."""
 SWITCHES_PER_S = 20.0
@@ -76,6 +82,8 @@ SWITCHES_PER_S = 20.0
 DELAYED_ACK_NS = (38_000_000, 46_000_000)
 """Linux holds back the acknowledgement of a small segment for 40 ms (TCP_DELACK_MIN), and Nagle's algorithm (RFC 896)
 the next small segment for as long."""
+POLLED = ("sleep", "idle", "pipe", "network", "lock", "child", "python")
+"""States of `host_time` in which a thread that asks again and again is seen."""
 MOST = 0.8
 """So much of the cases is the rule."""
 
@@ -86,6 +94,7 @@ _STATES: Mapping[str, tuple[str, ...]] = {
     "idle_wait": ("sleep", "idle"),
     "lock_contention": ("lock",),
     "gil_contention": ("gil", "lock"),
+    "memory_management": ("memory",),
 }
 """Which states of `host_time` a category is made of."""
 
@@ -111,6 +120,10 @@ class Seen:
     """What shares are of: of the same pass."""
     spans: pandas.DataFrame | None = None
     pid: int | None = None
+    starts: int = 1
+    """Python processes that have started within the sums."""
+    lasting: int = 1
+    """Of these, those that lived at a time."""
 
     @cached_property
     def floor_ns(self) -> float:
@@ -123,17 +136,20 @@ class Seen:
 
     def count(self, names: Iterable[str], everyone: bool = False) -> float:
         """How often the loop makes these calls; 0 where start-up would explain as many."""
-        return sum(self._beyond(name, "count", self.all if everyone else self.own) for name in names)
+        return sum(self._beyond(name, "count", everyone) for name in names)
 
     def errors(self, names: Iterable[str]) -> float:
-        return sum(self._beyond(name, "errors", self.own) for name in names)
+        return sum(self._beyond(name, "errors") for name in names)
 
-    def _beyond(self, name: str, column: str, table: pandas.DataFrame) -> float:
+    def _beyond(self, name: str, column: str, everyone: bool = False) -> float:
+        table = self.all if everyone else self.own
         if name not in table.index or table[column].isna()[name]:
             return 0.0
         number, usual = float(table.at[name, column]), START_UP.get(name, 0)
         if self.kind == "window":
             return number
+        if everyone or self.kind == "tree":
+            usual *= self.lasting if name in STARTING else self.starts
         far = number > BEYOND_START * usual and number >= (self.steps or 1)
         return number - usual if far else 0.0
 
@@ -144,7 +160,7 @@ class Seen:
         """What these calls took beyond what the tool adds."""
         total = 0.0
         for name in names:
-            count = self._beyond(name, "count", self.own)
+            count = self._beyond(name, "count")
             if count and not self.own["total_ns"].isna()[name]:
                 whole, calls = float(self.own.at[name, "total_ns"]), float(self.own.at[name, "count"])
                 total += max(0.0, whole * count / calls - count * self.floor_ns)
@@ -154,18 +170,21 @@ class Seen:
         """What part of the steady steps these calls cost; None where nothing tells."""
         names = tuple(names)
         least_ns = sum(self.count([name]) * _least_ns(name) for name in names)
-        shares = [self._blocked_pct(names, category), self.least_pct(least_ns)]
-        known = [share for share in shares if share is not None]
-        return min(100.0, max(known)) if known else None
+        return self.pct(self.blocked_ns(names), least_ns, _STATES.get(category, ()))
 
-    def _blocked_pct(self, names: Iterable[str], category: str) -> float | None:
-        """By the time that they took. Where somebody has looked at the program with less weight, no more than that
-        has seen of it."""
-        if not self.span_ns:
-            return None
-        share = 100 * self.blocked_ns(names) / self.span_ns
-        seen = self._host_pct(category)
-        return share if seen is None else min(share, seen)
+    def pct(self, blocked_ns: float, least_ns: float, states: Iterable[str] = ()) -> float | None:
+        """The larger of what they took in the same pass, and the least that they take without tools. Where somebody
+        has looked at the program with less weight, no more than that has seen of it in these states."""
+        shares = [100 * blocked_ns / self.span_ns if self.span_ns else None, self.least_pct(least_ns)]
+        known = [share for share in shares if share is not None]
+        seen = self._host_pct(states)
+        return min(100.0, max(known), 100.0 if seen is None else seen) if known else None
+
+    @cached_property
+    def is_borne_out(self) -> bool:
+        """Whether it is known how many of the calls are of the steps, or what they can have cost at most."""
+        frame = self.report.table("host_time")
+        return self.kind == "window" or (frame is not None and bool(frame["native"].notna().any()))
 
     def least_pct(self, cost_ns: float) -> float | None:
         """What this much, of the whole loop, is of the bare run's."""
@@ -174,31 +193,31 @@ class Seen:
             return 100 * cost_ns / self.steps / 1e9 / step.value
         return 100 * cost_ns / 1e9 / wall.value if wall and wall.value else None
 
-    def _host(self, category: str) -> tuple[pandas.DataFrame, float] | None:
-        """The rows of the main thread's time in the states of this category, and all its time; of the steady steps."""
-        frame, states = self.report.table("host_time"), _STATES.get(category, ())
+    def _host(self, states: Iterable[str]) -> tuple[pandas.DataFrame, float] | None:
+        """The rows of the main thread's time in these states, and all its time; of the steady steps."""
+        frame, states = self.report.table("host_time"), tuple(states)
         if frame is None or not states:
             return None
         main = frame[(frame["role"] == "main") & frame["part"].isin(["steady", "all"])]
         whole_ns = float(main["total_ns"].sum())
         return (main[main["state"].isin([*states, "unknown"])], whole_ns) if whole_ns else None
 
-    def _host_pct(self, category: str) -> float | None:
+    def _host_pct(self, states: Iterable[str]) -> float | None:
         """How much of its time the main thread spent so. Without native frames nobody can tell a call into the kernel
         from Python."""
-        found, frame = self._host(category), self.report.table("host_time")
+        found, frame = self._host(states), self.report.table("host_time")
         if found is None or frame is None or not frame["native"].notna().any():
             return None
         return 100 * float(found[0]["total_ns"].sum()) / found[1]
 
     def waits_for_data(self, category: str, share_pct: float) -> bool:
         """Whether these calls are made while the step waits for its batch: then the input pipeline is the matter."""
-        found = self._host(category)
+        found = self._host(_STATES.get(category, ()))
         if found is not None and len(found[0]):
             rows = found[0]
             return bool(rows[rows["phase"] == "data"]["total_ns"].sum() > rows["total_ns"].sum() / 2)
         steps = judging.of_capture(self.report.table("steps"), self._passmates())
-        if steps is None or not steps["data_wait_ns"].notna().any():
+        if category == "memory_management" or steps is None or not steps["data_wait_ns"].notna().any():
             return False
         waited = 100 * float(steps["data_wait_ns"].sum()) / max(float(steps["duration_ns"].sum()), 1.0)
         return waited >= judging.MAJOR_PCT and waited >= MOST * share_pct
@@ -260,7 +279,9 @@ def _of_threads(report: Report, capture: Capture) -> Seen | None:
     own = rows[rows["thread"] == pid] if pid is not None else rows[:0]
     if not len(own):
         return None
-    return Seen(report, capture, "thread", _sums(own), _sums(rows), *_whole(report, capture), None, pid)
+    every = _sums(rows)
+    sizes, processes = _whole(report, capture), _processes(report, capture, every)
+    return Seen(report, capture, "thread", _sums(own), every, *sizes, None, pid, *processes)
 
 
 def _of_all(report: Report, capture: Capture) -> Seen | None:
@@ -268,9 +289,24 @@ def _of_all(report: Report, capture: Capture) -> Seen | None:
     for name in ("syscalls", "os_calls_summary"):
         rows = judging.of_capture(report.table(name), [capture.id])
         if rows is not None and len(rows):
-            rows = rows if "errors" in rows.columns else rows.assign(errors=0)
-            return Seen(report, capture, "tree", _sums(rows), _sums(rows), *_whole(report, capture))
+            every = _sums(rows if "errors" in rows.columns else rows.assign(errors=0))
+            sizes, processes = _whole(report, capture), _processes(report, capture, every)
+            return Seen(report, capture, "tree", every, every, *sizes, None, None, *processes)
     return None
+
+
+def _processes(report: Report, capture: Capture, sums: pandas.DataFrame) -> tuple[int, int]:
+    """How many Python processes have started at most, and how many of them lived at a time; as far as anything tells:
+    those that were seen from outside, the pids of the tables, the programs that were started (execve)."""
+    run, samples = capture.run, report.table("samples")
+    lasting = max(1, len(run.pythons), len(run.attached)) if run else 1
+    if samples is not None:
+        alive = samples[(samples["source"] == "tree") & (samples["metric"] == "processes")]["value"].dropna()
+        lasting = max(lasting, int(alive.max())) if len(alive) else lasting
+    pids = [judging.of_capture(report.table(name), [capture.id]) for name in ("syscalls", "syscall_spans", "os_calls")]
+    told = [frame["pid"].nunique() for frame in (*pids, report.table("host_time")) if frame is not None]
+    programs = sums.loc[[name for name in STARTS if name in sums.index], "count"].sum()
+    return max(lasting, int(programs), *told, 1), lasting
 
 
 def _sums(rows: pandas.DataFrame) -> pandas.DataFrame:
@@ -297,11 +333,14 @@ def _said(
     severe, whole = judging.severity(pct), judging.steady(one.report)
     if severe is None or pct is None:
         return
+    if not one.is_borne_out:
+        severe = "minor"
     if category in _STATES and one.waits_for_data(category, pct):
         category = "input_pipeline"
     best: Mapping[str, Confidence] = {"window": "high", "thread": "medium", "tree": "low"}
     common = max((name for name in names if name in one.own.index), key=lambda n: one.own.at[n, "count"], default=None)
-    common = more.get("call", common)
+    call = more.get("call", common)
+    family = more.get("family") or _KERNEL.get(call or "", call)
     yield Finding(
         rule=rule,
         category=category,
@@ -309,13 +348,13 @@ def _said(
         title=f"{what}: {pct:.0f} % of {whole.of}",
         advice=advice,
         confidence=judging.confidence(one.report, [one.capture.id], best[one.kind]),
-        where={k: v for k, v in (("syscall", common), ("path", more.get("path"))) if v is not None},
+        where={k: v for k, v in (("syscall", call), ("path", more.get("path"))) if v is not None},
         cost_s=whole.cost_s(pct),
         cost_pct=round(pct, 2),
         of=whole.of,
         evidence=(*_counts(one, names), *more.get("evidence", ())),
         sources=(one.capture.id,),
-        cause=category,
+        cause=category if category == "input_pipeline" or not family else f"{category}:{family}",
     )
 
 
@@ -327,9 +366,11 @@ def _counts(one: Seen, names: Iterable[str]) -> Iterator[Evidence]:
 
 
 def _often(one: Seen, count: float) -> str:
-    """`12.0 times a step`, or how often in all."""
+    """`12.0 times a step`, or how often in all where nobody knows how many of them are the steps'."""
     per_step = one.per_step(count)
-    return f"{count:,.0f} times" if per_step is None else f"{per_step:,.1f} times a step"
+    if one.kind != "window" or per_step is None:
+        return f"{count:,.0f} times in the whole run"
+    return f"{per_step:,.1f} times a step"
 
 
 def _in_loop(one: Seen, count: float, least: float) -> bool:
@@ -387,13 +428,14 @@ def opened_again(one: Seen) -> Iterator[Finding]:
         return
     cost_ns = max(0.0, float(rows["duration_ns"].sum()) - len(rows) * one.floor_ns)
     least_ns = sum(map(_least_ns, rows["name"]))
-    shares = (100 * cost_ns / one.span_ns if one.span_ns else 0.0, one.least_pct(least_ns) or 0.0)
+    pct = one.pct(cost_ns, least_ns, _STATES["file_io"]) or 0.0
     advice = "Read it once and keep what was read, or keep it open."
     what = f"One file is opened and read again {_often(one, count)}"
     evidence = (Evidence("syscall_spans", path, count, "times opened"),)
     yield from _said(
-        one, "opened_again", "file_io", (*OPENS, *READS), what, advice, path=path, pct=max(shares), evidence=evidence
-    )
+        one, "opened_again", "file_io", (*OPENS, *READS), what, advice, path=path, pct=pct, evidence=evidence,
+        family="openat",
+    )  # fmt: skip
 
 
 def sync_in_loop(one: Seen) -> Iterator[Finding]:
@@ -441,7 +483,7 @@ def spawn_in_loop(one: Seen) -> Iterator[Finding]:
             "talk to it through a pipe."
         )
         waits = (*STARTING, *(("read",) if one.kind == "window" else ()))
-        yield from _said(one, "spawn_in_loop", "process_spawn", waits, what, advice, call="execve")
+        yield from _said(one, "spawn_in_loop", "process_spawn", waits, what, advice, call="execve", family="clone")
 
 
 def sleeping(one: Seen) -> Iterator[Finding]:
@@ -455,13 +497,28 @@ def sleeping(one: Seen) -> Iterator[Finding]:
 
 
 def polling(one: Seen) -> Iterator[Finding]:
-    """The main thread asks again and again whether something has come, and hardly waits in between."""
-    count = one.count(POLLS)
-    if one.kind == "tree" or not _in_loop(one, count, STORM) or one.blocked_ns(POLLS) / count > QUICK_NS:
+    """The main thread asks again and again whether something has come, and does not wait in between. Only calls that
+    return at once count: an event loop waits in the same calls until there is something to do. Of sums, where all of
+    a name return at once on average."""
+    count, blocked_ns = _at_once(one)
+    if one.kind == "tree" or not _in_loop(one, count, STORM):
         return
+    pct = one.pct(blocked_ns, count * CALL_NS, POLLED)
     what = f"The main thread asks whether there is something to do {_often(one, count)}"
     advice = "Let it wait until there is: a blocking get, a poll with a time-out, an event."
-    yield from _said(one, "polling", "idle_wait", POLLS, what, advice)
+    yield from _said(one, "polling", "idle_wait", POLLS, what, advice, pct=pct or 0.0)
+
+
+def _at_once(one: Seen) -> tuple[float, float]:
+    """How many of POLLS return at once, and what these took beyond what the tool adds."""
+    if one.spans is not None:
+        own = one.spans[one.spans["name"].isin(POLLS) & (one.spans["thread"] == one.pid)]
+        spent = (own["duration_ns"] - one.floor_ns).clip(lower=0)
+        quick = spent[spent <= AT_ONCE_NS]
+        return float(len(quick)), float(quick.sum())
+    counts = {name: one.count([name]) for name in POLLS if name in one.own.index and one.own["total_ns"].notna()[name]}
+    quick = [name for name, count in counts.items() if count and one.blocked_ns([name]) <= AT_ONCE_NS * count]
+    return sum(counts[name] for name in quick), one.blocked_ns(quick)
 
 
 def futex_convoy(one: Seen) -> Iterator[Finding]:
@@ -501,12 +558,13 @@ def memory_calls(one: Seen) -> Iterator[Finding]:
 
 
 def connect_in_loop(one: Seen) -> Iterator[Finding]:
-    """A new connection for every request: a round trip before the first byte, more with TLS."""
+    """A new connection for every request: a round trip before the first byte, more with TLS. What is sent and received
+    over it would be so over a kept one too."""
     count = one.count(("connect",))
     if _in_loop(one, count, SOME_STEPS):
         what = f"A new connection is made {_often(one, count)}"
         advice = "Keep the connection open (requests.Session, a pool, keep-alive), and fetch ahead in another thread."
-        yield from _said(one, "connect_in_loop", "network_io", NETWORK, what, advice)
+        yield from _said(one, "connect_in_loop", "network_io", CONNECTS, what, advice)
 
 
 def delayed_ack(one: Seen) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.gpu_seen import no_more_than_idle
 from orchestrator.judging import MINOR_PCT, Confidence, Severity, confidence, severity, steady
 from orchestrator.model import Abstention, Evidence, Finding
 from orchestrator.report import Report
@@ -172,7 +173,7 @@ def loader_waits(report: Report) -> Iterator[Finding]:
     for seen in _recordings(report):
         for kind in (_SINGLE, _SEVERAL):
             for name, op in seen.named(lambda name, kind=kind: kind in name).items():  # type: ignore[misc]
-                pct = _no_more_than_idle(report, seen.pct(op.cpu_total))
+                pct = no_more_than_idle(report, seen.pct(op.cpu_total))
                 alone = kind == _SINGLE
                 title = (
                     f"The program loads its data itself, without workers: {pct:.0f} % of {_of(seen)}"
@@ -190,15 +191,6 @@ def loader_waits(report: Report) -> Iterator[Finding]:
                 yield from _found(
                     report, seen, "loader_waits", "input_pipeline", pct, title, advice, evidence, cause="input_pipeline"
                 )
-
-
-def _no_more_than_idle(report: Report, pct: float) -> float:
-    """What a loader takes while the GPU is at work costs nothing: at most the GPU's idle time for want of data."""
-    frame = report.table("gpu_time")
-    if frame is None or not len(frame):
-        return pct
-    data = frame[frame["state"] == "data"]
-    return min(pct, float((100 * data["total_ns"] / data["window_ns"]).max()) if len(data) else 0.0)
 
 
 # ---------------------------------------------------------------- the optimizer and small operators

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator.gpu_seen import no_more_than_idle
 from orchestrator.judging import Severity, severity
 from orchestrator.model import IMPORT, Abstention, Evidence, Finding
 from orchestrator.report import Report
@@ -111,7 +112,7 @@ _STALLS: dict[str, tuple[str, str, Severity, str]] = {
 
 def stalls(report: Report) -> Iterator[Finding]:
     """Steps that took at least twice the steady median, by their cause: what they took beyond the median, as a share of
-    all steady steps, is what could be had back."""
+    all steady steps, is what could be had back; of waiting for data no more than the GPU did."""
     courses = [course for course in _courses(report) if course.total_ns]
     for cause, (category, words, most, advice) in _STALLS.items():
         told = [(course, course.steady[course.steady["stall"] == cause]) for course in courses]
@@ -119,7 +120,9 @@ def stalls(report: Report) -> Iterator[Finding]:
         if not told:
             continue
         extra_ns = sum(_extra_ns(course, rows) for course, rows in told)
-        pct = 100 * extra_ns / sum(course.total_ns for course in courses)
+        whole_ns = sum(course.total_ns for course in courses)
+        pct = 100 * extra_ns / whole_ns
+        pct = no_more_than_idle(report, pct) if cause == "data" else pct
         found = severity(pct)
         if found is None:
             continue
@@ -135,7 +138,7 @@ def stalls(report: Report) -> Iterator[Finding]:
             title=f"Some steps take {STALL_FROM:g} times as long as the others or more ({often}): {words}",
             advice=advice,
             confidence="high" if cause != "unknown" else "medium",
-            cost_s=round(extra_ns / len(courses) / 1e9, 6),
+            cost_s=round(whole_ns * pct / 100 / len(courses) / 1e9, 6),
             cost_pct=round(pct, 1),
             of="the steady steps of a bare run",
             evidence=(
@@ -201,24 +204,27 @@ def warming_up(report: Report) -> Iterator[Finding]:
 
 def data_wait(report: Report) -> Iterator[Finding]:
     """The time in the DataLoader's next: with workers the program waits there, without it loads the data itself. Either
-    way the step could have begun."""
+    way the step could have begun; where a GPU still works off what it was given before, it costs nothing."""
     courses = [c for c in _courses(report) if c.total_ns and c.steady["data_wait_ns"].notna().any()]
     if not courses:
         return
     waited_ns = sum(float(c.steady["data_wait_ns"].fillna(0).sum()) for c in courses)
-    pct = min(100.0, 100 * waited_ns / sum(c.total_ns for c in courses))
+    whole_ns = sum(c.total_ns for c in courses)
+    seen_pct = min(100.0, 100 * waited_ns / whole_ns)
+    pct = no_more_than_idle(report, seen_pct)
     found = severity(pct)
     if found is None:
         return
+    where = "in the loader" if pct == seen_pct else "without work for the GPU"
     yield Finding(
         rule="data_wait",
         category="input_pipeline",
         severity=found,
-        title=f"The steps wait for their data: {pct:.0f} % of their time passes in the loader",
+        title=f"The steps wait for their data: {pct:.0f} % of their time passes {where}",
         advice="Let workers load the next batches while a step computes (num_workers, prefetch_factor, "
         "persistent_workers=True), and make each item cheaper to load.",
         confidence="high",
-        cost_s=round(waited_ns / len(courses) / 1e9, 6),
+        cost_s=round(whole_ns * pct / 100 / len(courses) / 1e9, 6),
         cost_pct=round(pct, 1),
         of="the steady steps of a bare run",
         evidence=(Evidence("steps", "data_wait_ns", round(waited_ns / len(courses) / 1e9, 6), "s"),),

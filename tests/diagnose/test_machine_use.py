@@ -88,10 +88,11 @@ CROWDED: Values = {
 def test_sixteen_threads_on_two_processors_are_told_with_what_the_main_thread_waits(tmp_path: Path) -> None:
     (finding,) = found(report(tmp_path, CROWDED))
     assert finding.title == (
-        "16 threads at a time want 2 processors; the main thread waits for its turn: 70 % of the steady steps of a "
-        "bare run"
-    )
-    assert (finding.category, finding.severity, finding.cost_s) == ("cpu_oversubscription", "critical", 5.6)
+        "16 threads at a time want 2 processors, and wait for their turn and for one another: 79 % of the steady steps "
+        "of a bare run"
+    )  # the main thread's 70 %, and 1400 of 1600 thread-seconds: 88 %
+    assert (finding.category, finding.severity) == ("cpu_oversubscription", "critical")
+    assert finding.cost_s == pytest.approx(8 * (0.7 + 0.875) / 2, abs=0.02)
     assert finding.advice.endswith("OMP_NUM_THREADS was 16.")
 
 
@@ -126,7 +127,11 @@ def test_a_healthy_program_is_left_in_peace(tmp_path: Path, values: Values) -> N
             "The container's CPU limit held the program back: 30 % of the steady steps of a bare run",
         ),
         (
-            {("process", "100", "minor_faults_per_s"): 100_000.0, ("process", "100", "cpu_system_pct"): 25.0},
+            {
+                ("process", "100", "minor_faults_per_s"): 100_000.0,
+                ("process", "100", "cpu_system_pct"): 25.0,
+                ("process", "100", "cpu_pct"): 100.0,
+            },
             {},
             "page_faults",
             "memory_management",
@@ -206,15 +211,37 @@ def test_each_is_told_where_it_is_so(
 def test_what_others_keep_it_waiting_for_is_not_its_own_doing(tmp_path: Path) -> None:
     """Its 16 ready threads are half of all that want a processor."""
     busy: Values = {**CROWDED, ("process", "100", "cpu_pct"): 100.0, ("host", "", "runnable"): 29.0}
-    assert found(report(tmp_path, busy))[0].cost_pct == 35.0
+    assert found(report(tmp_path, busy))[0].cost_pct == pytest.approx((70 + 100 * 14 / 15) / 2 / 2, abs=0.1)
 
 
 def test_faults_cost_no_more_than_they_can(tmp_path: Path) -> None:
     """The kernel's time may be spent on other things; and where it is not known, the least is told."""
-    few: Values = {("process", "100", "minor_faults_per_s"): 4_000.0, ("process", "100", "cpu_system_pct"): 50.0}
+    one: Values = {("process", "100", "cpu_pct"): 100.0, ("process", "100", "cpu_system_pct"): 50.0}
+    few: Values = {**one, ("process", "100", "minor_faults_per_s"): 4_000.0}
     assert found(report(tmp_path, few))[0].cost_pct == 4.0
-    unknown: Values = {("process", "100", "minor_faults_per_s"): 80_000.0, ("process", "100", "cpu_system_pct"): None}
+    unknown: Values = {
+        **few,
+        ("process", "100", "minor_faults_per_s"): 80_000.0,
+        ("process", "100", "cpu_system_pct"): None,
+    }
     assert found(report(tmp_path, unknown))[0].cost_pct == 4.0
+
+
+def test_faults_of_many_threads_cost_each_its_part(tmp_path: Path) -> None:
+    """Sixteen threads at work spend 160 % of a processor in the kernel: a tenth of each one's time."""
+    crowd: Values = {
+        ("process", "100", "minor_faults_per_s"): 400_000.0,
+        ("process", "100", "cpu_system_pct"): 160.0,
+        ("process", "100", "cpu_pct"): 1600.0,
+    }
+    (finding,) = found(report(tmp_path, crowd))
+    assert (finding.cost_pct, finding.severity, finding.cause) == (10.0, "minor", "memory_management")
+
+
+def test_what_has_one_category_has_not_one_cause(tmp_path: Path) -> None:
+    held: Values = {**CROWDED, ("host", "", "throttled_pct"): 60.0, ("host", "", "cpu_pct"): 95.0}
+    told = {one.rule: one.cause for one in found(report(tmp_path, held))}
+    assert told == {"oversubscribed": "cpu_oversubscription", "quota": "quota", "neighbours": "neighbours"}
 
 
 def test_a_pass_with_other_tools_does_not_tell_who_else_was_at_work(tmp_path: Path) -> None:

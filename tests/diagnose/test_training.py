@@ -108,6 +108,28 @@ def test_waiting_for_data(tmp_path: Path) -> None:
     assert found(report(tmp_path / "b", steps(wait=lambda step: 0.1))) == {}
 
 
+def with_gpu(whole: Report, folder: Path, data_ns: int) -> Report:
+    """A GPU that was busy but for this much of 1000 ns, in which it waited for data."""
+    rows = [("busy", 1000 - data_ns, 1000), *([("data", data_ns, 1000)] if data_ns else [])]
+    table = Table.of("gpu_time", rows, ("state", "total_ns", "window_ns")).with_capture("p02-nsys")
+    return replace(whole, tables={**whole.tables, "gpu_time": write(folder, table)})
+
+
+def test_a_loader_hidden_behind_the_gpu_costs_nothing(tmp_path: Path) -> None:
+    whole = report(tmp_path, steps(wait=lambda step: 6))
+    assert found(with_gpu(whole, tmp_path, 0)) == {}
+    finding = found(with_gpu(whole, tmp_path, 200))["data_wait"]
+    assert (finding.severity, finding.cost_pct, finding.cost_s) == ("major", 20.0, 0.38)
+    assert finding.title.endswith("20 % of their time passes without work for the GPU")
+
+
+def test_stalls_for_data_cost_no_more_than_the_gpu_waited(tmp_path: Path) -> None:
+    whole = report(tmp_path, steps(ms=lambda step: 10 + 100 * (step % 20 == 19), stall=every(20, "data")))
+    assert found(with_gpu(whole, tmp_path, 0)) == {}
+    finding = found(with_gpu(whole, tmp_path, 50))["stalls"]
+    assert (finding.severity, finding.cost_pct, finding.cost_s) == ("minor", 5.0, 0.145)
+
+
 def test_a_long_warm_up_of_a_long_run(tmp_path: Path) -> None:
     slow = steps(count=900, ms=lambda step: 2000 if step < 10 else 100, after_s=30)
     finding = found(report(tmp_path / "a", slow, wall_s=140.0))["warming_up"]
