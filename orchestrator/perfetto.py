@@ -224,7 +224,7 @@ class Writer:
         return _parted(made, bool(value))
 
     def _annotate(self, annotation: Any, key: str, value: Any) -> None:
-        self._name(annotation, "debug_annotation_names", key)
+        annotation.name_iid = self._number("debug_annotation_names", key)  # there are few
         if isinstance(value, bool):
             annotation.bool_value = value
         elif isinstance(value, int):
