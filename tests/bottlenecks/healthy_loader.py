@@ -21,7 +21,7 @@ class Rows(Dataset):
 
 
 if __name__ == "__main__":
-    net = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 10))
+    net = torch.nn.Sequential(torch.nn.Linear(512, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 10))
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
     for rows, labels in DataLoader(Rows(3840), batch_size=64, num_workers=2, prefetch_factor=4):
         for _ in range(8):
