@@ -333,24 +333,32 @@ for _ in range({MANY_BYTES >> 20}):
     assert os.write(1, block) == len(block)
 """
 MOST_RSS_BYTES = 512 << 20
+MEASURED = """
+import os, resource, subprocess, sys
+code = subprocess.call(sys.argv[2:])
+with open(sys.argv[1], "w") as file:
+    file.write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10))
+sys.exit(code)
+"""
+"""Runs a command and notes its largest size: that of a child of the tests themselves begins with theirs."""
 
 
 def printing(place: Place) -> Result:
     """1 GB on stdout, which is read but not kept here. Of profrun's memory is said when it was much."""
     words = command(planned(place), "--", *python(place, PRINTS))
+    words = [sys.executable, "-c", MEASURED, str(place.folder / "rss"), *words]
     with (place.folder / "stderr").open("wb+") as err:
         running = subprocess.Popen(words, cwd=place.folder, env=place.env(), stdout=subprocess.PIPE, stderr=err)
         assert running.stdout is not None
         last, count = b"", 0
         while block := running.stdout.read(1 << 20):
             last, count = (last + block)[-4096:], count + len(block)
-        _, status, usage = os.wait4(running.pid, 0)
-        running.returncode = os.waitstatus_to_exitcode(status)
+        running.wait()
         err.seek(0)
         said = err.read().decode()
     result = Result(running.returncode, last.rpartition(b"x\n")[2].decode(), said, place.folder)
     log = result.folder / "raw/p01-target/stdout.log"
-    (place.folder / "sizes").write_text(f"{count} {log.stat().st_size} {usage.ru_maxrss << 10}")
+    (place.folder / "sizes").write_text(f"{count} {log.stat().st_size} {(place.folder / 'rss').read_text()}")
     log.unlink()
     return result
 
