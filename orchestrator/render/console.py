@@ -268,7 +268,9 @@ def _found(report: Report) -> Iterator[tuple[str, str]]:
         yield "verdict", report.headline.sentence
     grave = [f for f in report.findings if f.severity != "info" and not f.healthy]
     for one in grave[:TOLD]:
-        yield one.severity, one.title + (f": {price}" if (price := view.price(one)) else "")
+        told = "%" in one.title  # then only the seconds are news
+        price = (view.duration(one.cost_s) or "") if told else view.price(one)
+        yield one.severity, one.title + (f" ({price})" if told and price else f": {price}" if price else "")
     if len(grave) > TOLD:
         yield "", f"and {_plural(len(grave) - TOLD, 'finding')} more: profrun show {shlex.quote(str(report.folder))}"
 
