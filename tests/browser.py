@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import ConsoleMessage, Playwright, Request, sync_playwright
+from playwright.sync_api import ConsoleMessage, Frame, Playwright, Request, sync_playwright
 from waiting import LIMIT_S, until
 
 FLAGS = ("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--force-color-profile=srgb")
@@ -63,7 +63,10 @@ class Browser:
     def inside(self, start: str) -> Iterator[None]:
         """Meanwhile `js` goes to another tab, or to a frame, whose address begins so."""
         here = self._frame
-        frames = lambda: [f for page in self.page.context.pages for f in page.frames if f.url.startswith(start)]  # noqa: E731
+
+        def frames() -> list[Frame]:
+            return [f for page in self.page.context.pages for f in page.frames if f.url.startswith(start)]
+
         self._frame = until(lambda: (self.page.wait_for_timeout(10), frames())[1])[0]
         try:
             yield

@@ -32,7 +32,10 @@ def of(report: Report) -> Headline | None:
 
 def _has_looked(report: Report) -> bool:
     """Whether anything would have shown what is costly."""
-    frames = [report.table(name) for name in ("host_time", "gpu_time", "kernel_profiles")]
+    host = report.table("host_time")
+    if host is not None and host["native"].notna().any():
+        return True
+    frames = [report.table(name) for name in ("gpu_time", "kernel_profiles")]
     return any(frame is not None and len(frame) for frame in frames)
 
 

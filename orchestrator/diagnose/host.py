@@ -85,6 +85,8 @@ class Place:
     worst_pct: float = 0.0
     is_calm: bool = False
     """It waits for somebody to ask, or for events of which stacks don't tell who awaits them."""
+    is_guess: bool = False
+    """Samples tell only where the thread was; that it worked there, or waited, is told of the whole process."""
     is_elsewhere: bool = False
     """It is what another thread or process did, for which this one waited."""
 
@@ -102,7 +104,7 @@ def where_the_time_goes(report: Report) -> Iterator[Finding | Abstention]:
         rows = _main_rows(report, capture)
         if rows is None:
             continue
-        if not _has_native(rows):
+        if not rows["native"].notna().any():
             yield Abstention(
                 "where_the_time_goes", "native frames: they tell what is waited for", "{use: py-spy, native: true}"
             )
@@ -140,24 +142,25 @@ def _main_rows(report: Report, capture: str) -> pandas.DataFrame | None:
     return whole.assign(part_ns=whole["total_ns"].sum(), kept=share) if len(whole) else None
 
 
-def _has_native(rows: pandas.DataFrame) -> bool:
-    return bool((rows["state"] != "unknown").any())
-
-
-def places(rows: pandas.DataFrame, at_work: bool = True) -> list[Place]:
-    """The time of the rows by category and function. at_work: what samples leave unknown is work, not waiting."""
-    found: dict[tuple[str, str, str | None, bool], Place] = {}
+def places(rows: pandas.DataFrame, at_work: bool | None = None) -> list[Place]:
+    """The time of the rows by category and function. at_work: whether the process used a processor where samples leave
+    it unknown what the thread did; None: that is unknown too, and nothing is made of them."""
+    found: dict[tuple[Any, ...], Place] = {}
     for row in rows.to_dict("records"):
         one = _Row({key: None if value is _na() else value for key, value in row.items()})
         category, where, line = one.blamed()
         elsewhere = where != (one["function"] or "?", one["file"])
-        if one["state"] == "unknown" and not at_work:
+        unknown = one["state"] == "unknown"
+        if unknown and at_work is None:
+            continue
+        if unknown and not at_work:
             category = "idle_wait"
         function, file = where
         code = one["behind_code"] if elsewhere else one["code"]
         purpose = category in ("native_cpu", "python_cpu") and code == "framework"
-        key = (category, function, file, purpose)
+        key = (category, function, file, purpose, elsewhere)
         place = found.setdefault(key, Place(category, function, file, line, is_purpose=purpose, is_elsewhere=elsewhere))
+        place.is_guess |= unknown
         place.is_calm |= one["state"] in ("idle", "events")
         place.pct += one.pct
         place.samples += int(one["samples"] or 0)
@@ -168,15 +171,15 @@ def places(rows: pandas.DataFrame, at_work: bool = True) -> list[Place]:
     return _with_contention(_with_backward(found.values(), rows))
 
 
-def _is_at_work(report: Report, capture: str) -> bool:
-    """Whether the process used a processor for the larger part of its steady steps."""
+def _is_at_work(report: Report, capture: str) -> bool | None:
+    """Whether the process used a processor for the larger part of its steady steps; None where nobody counted."""
     pass_id = next((c.pass_id for c in report.captures if c.id == capture), "")
     of_pass = [c.id for c in report.captures if c.pass_id == pass_id]
     frame = judging.of_capture(report.table("steps"), of_pass)
     if frame is None:
-        return True
-    known = frame[frame["cpu_ns"].notna() & frame["duration_ns"].notna() & (frame["warmup"] == False)]  # noqa: E712
-    return not len(known) or bool(known["cpu_ns"].sum() > known["duration_ns"].sum() / 2)
+        return None
+    known = frame[frame["cpu_ns"].notna() & frame["duration_ns"].notna() & frame["warmup"].eq(False)]
+    return bool(known["cpu_ns"].sum() > known["duration_ns"].sum() / 2) if len(known) else None
 
 
 def _bare_data_pct(report: Report) -> float | None:
@@ -185,7 +188,7 @@ def _bare_data_pct(report: Report) -> float | None:
     frame = judging.of_capture(report.table("steps"), (c.id for c in report.captures if c.pass_id in bare))
     if frame is None:
         return None
-    steady = frame[(frame["warmup"] == False) & frame["data_wait_ns"].notna() & frame["duration_ns"].notna()]  # noqa: E712
+    steady = frame[frame["warmup"].eq(False) & frame["data_wait_ns"].notna() & frame["duration_ns"].notna()]
     return 100 * float(steady["data_wait_ns"].sum() / steady["duration_ns"].sum()) if len(steady) else None
 
 
@@ -282,6 +285,8 @@ def _finding(report: Report, capture: str, place: Place, rows: pandas.DataFrame,
         or (not has_steps and place.category in ("python_cpu", "native_cpu"))
     )
     whole = judging.steady(report)
+    if has_steps and "step_s" not in report.metrics:  # too few to tell a warm-up: all but the first (windows.py)
+        whole = judging.Whole(None, "the steps after the first")
     kept = float(rows["kept"].iloc[0]) if "kept" in rows else 1.0
     of = whole.of if has_steps else "a bare run, its imports left out"
     where: dict[str, Any] = {"function": place.function}
@@ -292,7 +297,7 @@ def _finding(report: Report, capture: str, place: Place, rows: pandas.DataFrame,
         rule="where_the_time_goes",
         category=place.category,
         severity="minor" if calm else severity,
-        title=_title(place, "the steady steps" if has_steps else "the run"),
+        title=_title(place, _window(report, has_steps)),
         advice=_advice(place),
         confidence=_confidence(report, capture, place),
         where=where,
@@ -304,6 +309,12 @@ def _finding(report: Report, capture: str, place: Place, rows: pandas.DataFrame,
         cause=_cause(place, queue) if is_first and not calm else f"{place.category}:{place.function}",
         healthy=place.is_purpose,
     )
+
+
+def _window(report: Report, has_steps: bool) -> str:
+    if not has_steps:
+        return "the run"
+    return "the steady steps" if "step_s" in report.metrics else "the steps after the first"
 
 
 def _queue(report: Report) -> str | None:
@@ -355,7 +366,7 @@ def _evidence(place: Place) -> Iterator[Evidence]:
 
 def _confidence(report: Report, capture: str, place: Place) -> judging.Confidence:
     """By the number of samples, and by how far the run was bent by taking them."""
-    if place.samples < ENOUGH_SAMPLES:
+    if place.samples < ENOUGH_SAMPLES or place.is_guess:
         return "low"
     return judging.confidence(report, [capture], "high" if place.samples >= MANY_SAMPLES else "medium")
 
@@ -417,6 +428,9 @@ _BY_CALL: Mapping[str, str] = {
 def _title(place: Place, window: str) -> str:
     name = _told(place)
     what = f": {name} in {_shown(place)}" if name and name != place.function else f" in {_shown(place)}"
+    if place.is_guess:
+        used = "waited for the larger part of them" if place.category == "idle_wait" else "was at work in most of them"
+        return f"The main thread is in {_shown(place)} for {place.pct:.0f} % of {window}; the process {used}"
     if place.is_purpose:
         return f"{place.pct:.0f} % of {window} is the framework's own work{what}"
     if place.is_elsewhere and place.category in _ELSEWHERE:

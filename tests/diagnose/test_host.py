@@ -11,7 +11,7 @@ import pandas
 import pytest
 
 from orchestrator import diagnose
-from orchestrator.diagnose import host
+from orchestrator.diagnose import headline, host
 from orchestrator.model import Abstention, Capture, Finding, Metric, Outcome
 from orchestrator.report import Report, RunInfo
 
@@ -187,3 +187,36 @@ def test_waits_for_python_s_lock_and_for_who_holds_it_are_one_thing() -> None:
         wait, {**there, "state": "gil", "behind_state": "python", "pct": 5}, {**FRAMEWORK, "pct": 50}
     )
     assert (first.category, first.cost_pct) == ("python_cpu", 45)
+
+
+def test_what_samples_leave_unknown_is_told_of_the_whole_process_or_not_at_all() -> None:
+    made = report({**OWN, "state": "unknown", "pct": 100})
+    rows = made.table("host_time")
+    assert rows is not None
+    assert host.places(rows, None) == []
+    (waits,), (works,) = host.places(rows, False), host.places(rows, True)
+    assert (waits.category, works.category) == ("idle_wait", "python_cpu")
+    finding = host._finding(made, "p1-py-spy", waits, rows, is_first=True)
+    assert finding is not None
+    assert (finding.confidence, "waited for the larger part" in finding.title) == ("low", True)
+
+
+def test_where_no_warm_up_can_be_told_shares_are_not_of_the_steady_steps() -> None:
+    made = report({**OWN, "state": "file", "native": "fsync (libc.so.6)", "pct": 100})
+    few = replace(made, metrics={"wall_s": Metric(9.0, "s")})
+    object.__setattr__(few, "rows", made.rows)  # type: ignore[attr-defined]
+    (found,) = [one for one in host.where_the_time_goes(few) if isinstance(one, Finding)]
+    assert (found.of, found.cost_s, found.cost_pct) == ("the steps after the first", None, 100)
+
+
+def test_nothing_costly_is_said_only_where_somebody_has_looked() -> None:
+    calm = Finding("r", "native_cpu", "minor", "PyTorch holds 3 GB", "", "high")
+    seen = report({**FRAMEWORK, "native": "mkl (libtorch.so)", "pct": 100})
+    object.__setattr__(seen, "findings", (calm,))
+    blind = report({**OWN, "state": "unknown", "pct": 100}, native=False)
+    object.__setattr__(blind, "findings", (calm,))
+    (told, unseen) = (headline.of(seen), headline.of(blind))
+    assert told is not None
+    assert unseen is not None
+    assert told.sentence.startswith("Nothing costly stands out")
+    assert (unseen.sentence.startswith("What bounds the program was not seen"), unseen.confidence) == (True, "low")
