@@ -133,6 +133,8 @@ def _columns(*columns: Column) -> tuple[Column, ...]:
 _PID = Column("pid", "int", "process id")
 _START = Column("start_ns", "int", "start", "ns")
 _DURATION = Column("duration_ns", "int", "duration", "ns")
+_SPAN = (_PID, Column("thread", "int", "thread id"), _START, _DURATION)
+"""What a thread did, and when."""
 
 
 def _statistics(*keys: Column) -> tuple[Column, ...]:
@@ -219,10 +221,7 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         Column("names", "str", "the system calls, most frequent first, separated by commas"),
     ),
     "syscall_events": _columns(
-        _PID,
-        Column("thread", "int", "thread id"),
-        _START,
-        _DURATION,
+        *_SPAN,
         Column("name", "str", "system call"),
         Column("args", "str", "arguments as shown"),
         Column("result", "str", "return value and error as shown"),
@@ -396,33 +395,21 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         Column("median_bytes", "float", "median size", "bytes"),
     ),
     "cuda_calls": _columns(
-        _PID,
-        Column("thread", "int", "thread id"),
-        _START,
-        _DURATION,
+        *_SPAN,
         Column("name", "str", "call of the CUDA runtime or driver"),
         Column("correlation", "int", "joins to the work that it launched, within the process"),
     ),
     "os_calls": _columns(
-        _PID,
-        Column("thread", "int", "thread id"),
-        _START,
-        _DURATION,
+        *_SPAN,
         Column("name", "str", "call of the operating system's runtime, as nsys traces it"),
     ),
     "op_spans": _columns(
-        _PID,
-        Column("thread", "int", "thread id"),
-        _START,
-        _DURATION,
+        *_SPAN,
         Column("name", "str", "operator, or function of Python"),
         Column("kind", "str", "op, range or python"),
     ),
     "syscall_spans": _columns(
-        _PID,
-        Column("thread", "int", "thread id"),
-        _START,
-        _DURATION,
+        *_SPAN,
         Column("name", "str", "system call"),
         Column("class", "str", "as in syscalls"),
         Column("path", "str", "what it was about: file, socket, pipe"),

@@ -14,6 +14,8 @@ from orchestrator.report import Report
 
 _ORDER = {"critical": 0, "major": 1, "minor": 2, "info": 3}
 ALIKE = 0.8
+"""Findings of one cause that cost this part of the costliest are about the same place."""
+FAILED = "nothing: it failed, which is a bug in it (traceback in run.log)"
 _SURE = {"high": 0, "medium": 1, "low": 2}
 
 
@@ -24,8 +26,9 @@ def diagnosed(report: Report, log: Callable[[str], None] = lambda text: None) ->
     for rule in registry.rules():
         try:
             told += rule(report)
-        except Exception:
+        except Exception:  # whatever it is, the other rules and the tables stand without it
             log(f"{rule.__module__}: {traceback.format_exc()}")
+            told.append(Abstention(rule.__name__, FAILED, ""))
     found = merged(one for one in told if isinstance(one, Finding))
     silent = dict.fromkeys(one for one in told if isinstance(one, Abstention))
     report = replace(report, findings=found, abstentions=tuple(silent))

@@ -139,7 +139,8 @@ def _abstentions(report: Report, verbose: bool) -> Iterator[RenderableType]:
         yield _text(f"{rules} had nothing to judge by (-v says what they lack)", "dim")
         return
     yield from _heading("Not judged")
-    yield _rows([(one.rule, f"lacks {one.lacks}; fed by {one.feed}") for one in report.abstentions], whole=())
+    told = [(one, f"; fed by {one.feed}" if one.feed else "") for one in report.abstentions]
+    yield _rows([(one.rule, f"lacks {one.lacks}{feed}") for one, feed in told], whole=())
 
 
 def _whereabouts(report: Report, width: int, *, unicode: bool) -> Iterator[RenderableType]:

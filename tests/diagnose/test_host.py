@@ -220,3 +220,16 @@ def test_nothing_costly_is_said_only_where_somebody_has_looked() -> None:
     assert unseen is not None
     assert told.sentence.startswith("Nothing costly stands out")
     assert (unseen.sentence.startswith("What bounds the program was not seen"), unseen.confidence) == (True, "low")
+
+
+def test_a_rule_that_fails_costs_what_it_would_have_found_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(report: Report) -> list[Finding]:
+        raise ZeroDivisionError(report.run.id)
+
+    log: list[str] = []
+    other = Finding("other", "file_io", "major", "it waits for the disk", "", "high")
+    monkeypatch.setattr("orchestrator.registry.rules", lambda: [broken, lambda report: [other]])
+    told = diagnose.diagnosed(Report(RUN, Outcome("ok", 0, ""), {}), log.append)
+    assert told.findings == (other,)
+    assert told.abstentions == (Abstention("broken", diagnose.FAILED, ""),)
+    assert "ZeroDivisionError" in log[0]
