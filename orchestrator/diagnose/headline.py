@@ -13,6 +13,7 @@ _ASIDE = frozenset({"data_quality", "environment"})
 """What these findings say is about the measurement, not about the program."""
 _GPU = frozenset({"gpu_compute", "gpu_memory_bound", "low_occupancy", "small_grid"})
 _OUTSIDE = frozenset({"file_io", "network_io", "idle_wait", "process_spawn"})
+UNSEEN = "What bounds the program was not looked for: `profrun why -- COMMAND` does"
 _QUEUES: dict[str, Bound] = {"sparse": "cpu", "dense": "gpu", "dense with gaps": "gaps"}
 
 
@@ -24,8 +25,7 @@ def of(report: Report) -> Headline | None:
     worst = about[0]
     calm = worst.healthy or worst.severity in ("minor", "info")
     if calm and not _has_looked(report):
-        said = "What bounds the program was not seen: neither stacks with native frames nor work of a GPU were recorded"
-        return Headline(f"{said}. {worst.title}.", "unknown", "low", worst.sources)
+        return Headline(f"{worst.title}. {UNSEEN}.", "unknown", "low", worst.sources)
     said = f"Nothing costly stands out. {worst.title}." if calm else f"{worst.title}."
     return Headline(said, _bound(report, worst), worst.confidence, worst.sources)
 

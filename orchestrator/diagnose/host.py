@@ -157,7 +157,7 @@ def places(rows: pandas.DataFrame, at_work: bool | None = None) -> list[Place]:
             category = "idle_wait"
         function, file = where
         code = one["behind_code"] if elsewhere else one["code"]
-        purpose = category in ("native_cpu", "python_cpu") and code == "framework"
+        purpose = category in ("native_cpu", "python_cpu") and code == "framework" and not unknown
         key = (category, function, file, purpose, elsewhere)
         place = found.setdefault(key, Place(category, function, file, line, is_purpose=purpose, is_elsewhere=elsewhere))
         place.is_guess |= unknown
@@ -282,6 +282,7 @@ def _finding(report: Report, capture: str, place: Place, rows: pandas.DataFrame,
         queue == "dense"
         or place.is_purpose
         or place.is_calm
+        or place.is_guess
         or (not has_steps and place.category in ("python_cpu", "native_cpu"))
     )
     whole = judging.steady(report)
@@ -455,6 +456,8 @@ def _shown(place: Place) -> str:
 
 
 def _advice(place: Place) -> str:
+    if place.is_guess:
+        return "`profrun why -- COMMAND` takes native frames, which tell what it does or waits for there."
     if place.is_purpose:
         return (
             "It computes there. Whether less would do (copies, repeated concatenation, many small operators) was not "
