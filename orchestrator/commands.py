@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from orchestrator import __version__
+from orchestrator import __version__, arguments
 from orchestrator.errors import EXIT_NOT_EXECUTABLE, EXIT_PREFLIGHT, FolderError, PreflightError, StartError, UsageError
 from orchestrator.model import Outcome
 
@@ -66,10 +66,7 @@ def _waiting(words: list[str]) -> list[str]:
             joined[-1] = f"--wait={word}"
         else:
             joined.append(word)
-    return [f"--wait={_FOREVER}" if word == "--wait" else word for word in joined]
-
-
-_FOREVER = "inf"
+    return [f"--wait={arguments.FOREVER}" if word == "--wait" else word for word in joined]
 
 
 def _is_time(text: str) -> bool:
@@ -117,57 +114,6 @@ def _in_our_words(message: str) -> str:
     return message
 
 
-def _time(text: str) -> str:
-    """A time as the plan takes it, checked here so that the message names the option."""
-    from orchestrator.units import duration
-
-    try:
-        if duration(text) > 0:
-            return text
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    raise argparse.ArgumentTypeError(f"must be more than 0, and is {text}")
-
-
-def _wait_s(text: str) -> float:
-    from orchestrator.units import duration
-
-    return float("inf") if text == _FOREVER else duration(_time(text))
-
-
-def _report(text: str) -> Path:
-    """The report folder that RUN names. Raises UsageError where there is none."""
-    from orchestrator import folder
-
-    found = folder.lookup(text)
-    if found is not None:
-        return found
-    known = folder.reports()
-    there = f"{folder.REPORTS}/ has {', '.join(known[: -_NEWEST - 1 : -1])}" + (" ..." if len(known) > _NEWEST else "")
-    why = "RUN is the path of its folder, `latest`, or how a name in reports/ begins"
-    raise UsageError(f"there is no report {text}", why, there if known else "profrun PLAN -- COMMAND makes one")
-
-
-_NEWEST = 5
-
-
-def _maybe_report(text: str) -> Path:
-    from orchestrator import folder
-
-    return folder.lookup(text) or Path(text)
-
-
-def _run_argument(parser: argparse.ArgumentParser, **more: Any) -> None:
-    about = "the report: its folder, `latest`, or how its name in reports/ begins"
-    parser.add_argument("run", type=_report, metavar="RUN", help=about, **more)
-
-
-def _pid(text: str) -> int:
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no process id; look it up: pgrep -af python")
-
-
 # ---------------------------------------------------------------- run and check
 
 
@@ -175,7 +121,7 @@ def _run_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.usage = "profrun [run] [PLAN] [options] [-- COMMAND [ARG...]]"
     _plan_options(parser)
     parser.add_argument(
-        "--into", metavar="RUN", type=_maybe_report, help="add to an existing report; its plan is the default"
+        "--into", metavar="RUN", type=arguments.maybe_report, help="add to an existing report; its plan is the default"
     )
     parser.add_argument(
         "--verify-repeatable",
@@ -187,12 +133,12 @@ def _run_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument(
         "--wait",
         metavar="TIME",
-        type=_wait_s,
+        type=arguments.wait_s,
         help="wait for another run that holds the same GPU or CPU settings; without a time: as long as it takes",
     )
     parser.add_argument("-n", "--dry-run", action="store_true", help="the same as `profrun check`")
     parser.add_argument("-v", "--verbose", action="store_true", help="the command's output in every pass")
-    _shown_options(parser, "no progress, no output of the command")
+    arguments.shown_options(parser, "no progress, no output of the command")
     return parser
 
 
@@ -209,12 +155,19 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", action="append", default=[], metavar="X[,Y]", help="only these collectors")
     parser.add_argument("--skip", action="append", default=[], metavar="X[,Y]", help="all but these collectors")
     _auto_passes_option(parser)
-    parser.add_argument("--timeout", metavar="TIME", type=_time, help="limit for each pass, such as 30m")
+    parser.add_argument("--timeout", metavar="TIME", type=arguments.time_text, help="limit for each pass, such as 30m")
     parser.add_argument(
-        "--pid", type=_pid, action="append", default=[], help="look at a process that runs already; may be repeated"
+        "--pid",
+        type=arguments.pid,
+        action="append",
+        default=[],
+        help="look at a process that runs already; may be repeated",
     )
     parser.add_argument(
-        "--duration", metavar="TIME", type=_time, help="with --pid: how long each pass looks; else until it ends"
+        "--duration",
+        metavar="TIME",
+        type=arguments.time_text,
+        help="with --pid: how long each pass looks; else until it ends",
     )
 
 
@@ -222,16 +175,6 @@ def _auto_passes_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--auto-passes", action="store_true", help="split what the plan has `together` and can't share one pass"
     )
-
-
-def _shown_options(parser: argparse.ArgumentParser, quiet: str) -> None:
-    parser.add_argument("--json", action="store_true", help="summary.json on stdout")
-    parser.add_argument("-q", "--quiet", action="store_true", help=quiet)
-    _color_option(parser)
-
-
-def _color_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--no-color", action="store_true", help="no colours (NO_COLOR and TERM=dumb do the same)")
 
 
 def run_plan(options: argparse.Namespace) -> int:
@@ -256,17 +199,11 @@ def run_plan(options: argparse.Namespace) -> int:
         duration_s=_duration_s(options),
         wait_s=options.wait,
     )
-    console = _console(options)
+    console = arguments.console(options)
     report = runner.run(request, console)
     _finish(report, options, console)
     outcome: Outcome = report.outcome
     return outcome.exit_code
-
-
-def _console(options: argparse.Namespace) -> Console:
-    from orchestrator.render.console import Console
-
-    return Console(quiet=options.quiet, color=False if options.no_color else None)
 
 
 def _finish(report: Report, options: argparse.Namespace, console: Console, *, rebuilt: bool = False) -> None:
@@ -520,7 +457,7 @@ def import_files(options: argparse.Namespace) -> int:
         name = None if options.name is None else plain_name(options.name)
     except ValueError as error:
         raise UsageError(f"--name: {error}") from error
-    console = _console(options)
+    console = arguments.console(options)
     report = importing.run(importing.Request(tuple(options.files), options.output, name), console)
     _finish(report, options, console)
     outcome: Outcome = report.outcome
@@ -531,7 +468,7 @@ def _import_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="what it is, is told by its content")
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="parent of the report folder; else reports")
     parser.add_argument("--name", help="name of the report; else that of the first file")
-    _shown_options(parser, "verdict and report's path only")
+    arguments.shown_options(parser, "verdict and report's path only")
     return parser
 
 
@@ -543,7 +480,7 @@ def rebuild(options: argparse.Namespace) -> int:
     path = options.run.resolve()
     imported = runner.read_raw(path)["run"].get("imported")
     plan = importing.PLAN if imported else plans.load(path / "plan.yaml")
-    console = _console(options)
+    console = arguments.console(options)
     try:
         report = runner.rebuild(folder.Folder(path, redact.in_text), plan, console)
     except OSError as error:
@@ -555,8 +492,8 @@ def rebuild(options: argparse.Namespace) -> int:
 
 
 def _rebuild_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    _run_argument(parser)
-    _shown_options(parser, "no progress, no figures")
+    arguments.run_argument(parser)
+    arguments.shown_options(parser, "no progress, no figures")
     return parser
 
 
@@ -575,10 +512,10 @@ def show(options: argparse.Namespace) -> int:
 
 
 def _show_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    _run_argument(parser, nargs="?", default="latest")
+    arguments.run_argument(parser, nargs="?", default="latest")
     parser.add_argument("--json", action="store_true", help="summary.json on stdout")
     parser.add_argument("-v", "--verbose", action="store_true", help="evidence, and what could not be judged and why")
-    _color_option(parser)
+    arguments.color_option(parser)
     return parser
 
 
@@ -601,10 +538,12 @@ def open_report(options: argparse.Namespace) -> int:
 
 
 def _open_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    _run_argument(parser, nargs="?", default="latest")
+    arguments.run_argument(parser, nargs="?", default="latest")
     parser.add_argument("--port", type=_port, default=0, help="else a free one")
     parser.add_argument("--host", default="127.0.0.1", help="another address of this machine's own, such as ::1")
-    parser.add_argument("--idle", type=_time, default="2h", metavar="TIME", help="end after so long unused; else 2h")
+    parser.add_argument(
+        "--idle", type=arguments.time_text, default="2h", metavar="TIME", help="end after so long unused; else 2h"
+    )
     parser.add_argument("--no-browser", dest="browser", action="store_false", help="only print the address")
     parser.add_argument("--perfetto-ui", type=_address, metavar="URL", help="a copy of ui.perfetto.dev")
     parser.add_argument("--speedscope-ui", type=_address, metavar="URL", help="a copy of www.speedscope.app")
@@ -661,7 +600,7 @@ def _doctor_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("--skip", action="append", default=[], metavar="X[,Y]", help="all but these collectors")
     _auto_passes_option(parser)
     parser.add_argument("--json", action="store_true", help="the same as data")
-    _color_option(parser)
+    arguments.color_option(parser)
     return parser
 
 
@@ -686,7 +625,7 @@ def _env_restore(options: argparse.Namespace) -> int:
     from orchestrator.render import view
     from orchestrator.signals import Patience, Signals
 
-    name = options.run and str(_maybe_report(options.run))
+    name = options.run and str(arguments.maybe_report(options.run))
     with Signals() as signals:
         signals.held = True  # half of it would be no better than none; but what hangs must not keep the user
         patience = Patience(signals, lambda: print(_PUTTING_BACK, file=sys.stderr, flush=True))
@@ -707,7 +646,7 @@ def _env_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("what", choices=[*_ENV], help="show: the settings; restore: put back what dead runs have left")
     parser.add_argument("run", nargs="?", metavar="RUN", help="restore: only of this report folder, or this run's id")
     parser.add_argument("--json", action="store_true", help="the same as data")
-    _color_option(parser)
+    arguments.color_option(parser)
     return parser
 
 
