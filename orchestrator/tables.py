@@ -492,6 +492,7 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
     "steps": _columns(
         Column("rank", "int", "global rank of the process"),
         _PID,
+        Column("tid", "int", "thread whose steps these are"),
         Column("kind", "str", "train (ends with the optimizer's step) or inference (one call of the outermost module)"),
         Column("step", "int", "serial number within the process, from 0", key=True),
         Column("start_ns", "int", "start, Unix epoch", "ns"),

@@ -83,6 +83,7 @@ def _steps_table(process: injected.Signed) -> tuple[Table, list[str]]:
     columns: dict[str, Sequence[Any]] = {
         **({"rank": [process.rank] * count} if process.rank is not None else {}),
         "pid": [process.pid] * count,
+        "tid": [process.stepping_tid] * count,
         "kind": [told.kind] * count,
         "step": list(range(count)),
         "start_ns": told.start_ns,

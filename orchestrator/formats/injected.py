@@ -65,6 +65,12 @@ class Signed:
     def rank(self) -> int | None:
         return self.start.get("rank")
 
+    @property
+    def stepping_tid(self) -> int | None:
+        """The thread whose steps these are, by the number that the kernel gives it; where it changed, the last."""
+        found = [event.get("tid") for event in self.all("stepping")]
+        return found[-1] if found else None
+
 
 @dataclass(frozen=True)
 class Content:

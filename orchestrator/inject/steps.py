@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from _thread import get_ident
+from _thread import get_ident, get_native_id
 from time import perf_counter_ns, process_time_ns, time_ns
 
 from . import diary
@@ -140,6 +140,7 @@ class Steps:
             if claim <= self.claim and not self._is_orphan(phase):
                 return False
             self.owner = get_ident()
+            diary.write("stepping", tid=get_native_id())  # as samplers know it
             self._start()
         if claim > self.claim:
             self.claim = claim

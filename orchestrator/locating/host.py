@@ -41,12 +41,13 @@ def located(
 
 def _of_capture(table: Table, capture: Capture, course: windows.Course) -> Table:
     spans = _Spans.of(table, bool(capture.options.get("native")))
-    main = (course.pid or _first_pid(spans, capture), None)
+    pid = course.pid or _first_pid(spans, capture)
+    main = (pid, course.tid or pid)
     rate_hz = frequency(capture.options.get("rate", 100))
     rows: list[tuple[Any, ...]] = []
     lives = [spans.only(thread) for thread in spans.threads()]
     for life in lives:
-        role = "main" if life.tid == life.pid == main[0] else "thread" if life.pid == main[0] else "child"
+        role = "main" if (life.pid, life.tid) == main else "thread" if life.pid == main[0] else "child"
         others = [one for one in lives if one is not life]
         for part in course.parts:
             rows += _rows(life, role, part, others, rate_hz)

@@ -27,6 +27,8 @@ class Course:
     parts: tuple[Part, ...]
     steps: int = 0
     """Steady steps."""
+    tid: int | None = None
+    """The thread that made the steps; None where that is unknown, then it is taken to be the first."""
 
     @property
     def steady(self) -> Part | None:
@@ -57,7 +59,8 @@ def _by_steps(table: Table) -> Course:
         Part("steady", begun_ns, last_ns),
         Part("end", last_ns, 1 << 62),
     )
-    return Course(int(pid), tuple(part for part in found if part.end_ns > part.start_ns), len(steady))
+    tid = table.columns["tid"][0] if "tid" in table.columns else None
+    return Course(int(pid), tuple(part for part in found if part.end_ns > part.start_ns), len(steady), tid)
 
 
 def _steps(table: Table) -> Iterator[tuple[Any, int, bool | None]]:

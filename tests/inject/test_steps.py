@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.errors import ParseError
 from orchestrator.formats import injected
-from orchestrator.inject import around, mapped, steps
+from orchestrator.inject import around, diary, mapped, steps
 from orchestrator.inject.steps import INFERENCE, TRAIN, Steps
 
 DATA, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD, CHECKPOINT, EVALUATION = range(7)
@@ -178,6 +178,15 @@ def test_the_thread_that_trains_is_the_one_that_counts(counted: Steps) -> None:
     other.join()
     assert counted.begin(FORWARD) is None
     assert counted.begin(OPTIMIZER) is not None  # that thread has ended, and this one goes on training
+
+
+def test_the_diary_tells_the_thread_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(diary, "write", lambda event, **facts: told.append(facts["tid"]))
+    counted = Steps(str(tmp_path / "1.0.steps"), None)
+    counted.begin(FORWARD)
+    counted.begin(OPTIMIZER)
+    assert told == [threading.get_native_id()]
 
 
 def test_an_end_of_a_phase_after_that_of_its_step_does_nothing(counted: Steps, clock: Clock) -> None:

@@ -74,6 +74,13 @@ def test_without_steps_all_is_one_part_of_the_program_s_own_process() -> None:
     assert {(row["pid"], row["part"], row["role"]) for row in rows} == {(7, "all", "main"), (9, "all", "child")}
 
 
+def test_the_main_thread_is_the_one_that_makes_the_steps() -> None:
+    made = steps(0, [100, 100, 100], warm=1)
+    made.columns["tid"] = [12, 12, 12]
+    rows = located(spans((7, 7, (*MAIN, *QUEUE), 0, 300), (7, 12, ("train (/home/me/train.py:8)",), 0, 300)), made)
+    assert {(row["tid"], row["role"]) for row in rows} == {(7, "thread"), (12, "main")}
+
+
 def test_a_wait_is_put_to_what_the_others_did_meanwhile() -> None:
     busy, other = ("make (/home/me/data.py:5)",), ("log (/home/me/log.py:9)",)
     rows = located(
