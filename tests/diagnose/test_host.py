@@ -25,8 +25,14 @@ class Made(Report):
     """A report whose table `host_time` is in memory."""
 
     rows: list[dict[str, Any]]
+    ops: tuple[tuple[str, int, int], ...] = ()
+    """(operator, calls, ns in all of them)"""
 
     def table(self, name: str) -> pandas.DataFrame | None:
+        if name == "torch_ops" and self.ops:
+            return pandas.DataFrame(self.ops, columns=["name", "count", "cpu_total_ns"]).assign(
+                device="cpu", cpu_self_ns=0
+            )
         if name != "host_time" or not self.rows:
             return None
         columns = [
@@ -132,6 +138,20 @@ def test_a_program_whose_work_is_the_framework_s_has_no_finding_above_minor() ->
     found = findings({**FRAMEWORK, "op": "aten::mm", "pct": 96}, {**OWN, "state": "python", "pct": 4})
     assert {one.severity for one in found} == {"minor"}
     assert (found[0].category, found[0].where["op"], found[0].healthy) == ("native_cpu", "aten::mm", True)
+
+
+@pytest.mark.parametrize(
+    ("calls", "each_ns", "phase", "severity"),
+    [(2560, 5_000, None, "major"), (900, 5_000, None, "minor"), (2560, 50_000, None, "minor"),
+     (2560, 5_000, "optimizer", "minor")],
+)  # fmt: skip
+def test_an_operator_called_very_often_for_very_little_is_a_loop(
+    calls: int, each_ns: int, phase: str | None, severity: str
+) -> None:
+    made = report({**FRAMEWORK, "op": "aten::gt", "phase": phase, "pct": 60}, {**OWN, "state": "python", "pct": 40})
+    object.__setattr__(made, "ops", (("aten::gt", calls, calls * each_ns), ("ProfilerStep*", 10, 10**9)))
+    (first,) = [one for one in host.where_the_time_goes(made) if isinstance(one, Finding) and one.where.get("op")]
+    assert (first.severity, "256 times a step" in first.title) == (severity, severity == "major")
 
 
 def test_backward_is_put_to_the_functions_that_ran_forward() -> None:
