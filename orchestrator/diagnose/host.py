@@ -6,6 +6,7 @@ program's purpose (PyTorch's and NumPy's own) is told, and no fault."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 ENOUGH_SAMPLES, MANY_SAMPLES = 30, 100
 """A share of 30 % has an interval (95 %, normal approximation) of +-16 points with 30 samples, of +-9 with 100."""
 AT_WORK = frozenset({"python", "native"})
+LOOP_CALLS, LOOP_NS = 100, 10_000.0
+"""A function that calls one operator as many times a step, and spends less than that each time, goes over its tensor by
+pieces: some microseconds of each call are PyTorch's dispatch. The layers of a deep network stay below."""
 
 _CATEGORIES: dict[str, str] = {
     "file": "file_io",
@@ -64,6 +68,7 @@ _CALLS_OF = {"process_spawn": "clone", "gil_contention": "futex", "lock_contenti
 """The call that these come down to, whatever the thread was in: the word of the rules over system calls."""
 _BY_SYSCALLS = frozenset({"file_io", "network_io", "process_spawn", "idle_wait"})
 _FILE_LOCKS = frozenset({"flock", "lockf", "fcntl"})
+_PROFILED_STEP = "ProfilerStep*"
 _OF_OTHERS = frozenset({"gil", "lock", "pipe"})
 """The waits that are put to what others did meanwhile."""
 
@@ -82,6 +87,8 @@ class Place:
     """It is the framework's own work."""
     details: dict[str, float] = field(default_factory=dict)
     """The shares of what it consists of: native functions, operators, library functions."""
+    called: dict[str, float] = field(default_factory=dict)
+    """Likewise of the operators alone that were called outside of backward and the optimizer."""
     worst_pct: float = 0.0
     is_calm: bool = False
     """It waits for somebody to ask, or for events of which stacks don't tell who awaits them."""
@@ -119,6 +126,19 @@ def where_the_time_goes(report: Report) -> Iterator[Finding | Abstention]:
         return
     if not _captures(report) and any(c.collector == "timing" and c.status in USABLE for c in report.captures):
         yield Abstention("where_the_time_goes", "samples of the program's stacks", "{use: py-spy, native: true}")
+
+
+def shares(report: Report) -> dict[str, float]:
+    """Category -> % of the same steady steps; of a run without samples what the loader took of its bare runs."""
+    data_pct = _bare_data_pct(report)
+    for capture in _captures(report):
+        rows = _main_rows(report, capture)
+        if rows is not None:
+            found: dict[str, float] = {}
+            for place in _as_bare(places(rows, _is_at_work(report, capture)), data_pct):
+                found[place.category] = found.get(place.category, 0.0) + place.pct
+            return {name: round(pct, 2) for name, pct in found.items()}
+    return {} if data_pct is None else {"input_pipeline": round(data_pct, 2)}
 
 
 def _captures(report: Report) -> list[str]:
@@ -168,7 +188,9 @@ def places(rows: pandas.DataFrame, at_work: bool | None = None) -> list[Place]:
             place.worst_pct, place.line = one.pct, line
         if not elsewhere and (told := one.detail()):
             place.details[told] = place.details.get(told, 0.0) + one.pct
-    return _with_contention(_with_backward(found.values(), rows))
+            if one["op"] and one["phase"] not in ("backward", "optimizer"):
+                place.called[told] = place.called.get(told, 0.0) + one.pct
+    return _with_answers(_with_contention(_with_backward(found.values(), rows)))
 
 
 def _is_at_work(report: Report, capture: str) -> bool | None:
@@ -251,6 +273,21 @@ def _with_contention(found: list[Place]) -> list[Place]:
     return kept
 
 
+def _with_answers(found: list[Place]) -> list[Place]:
+    """A function that starts a child and then reads, reads the child's answer: from a pipe, which stacks can't tell from
+    a file. At least a quarter of both is for the start."""
+    kept = []
+    starts = {(place.function, place.file): place for place in found if place.category == "process_spawn"}
+    for place in found:
+        start = starts.get((place.function, place.file))
+        reads = place.category == "file_io" and (place.detail or "").startswith("read (")
+        if start and reads and start.pct >= (start.pct + place.pct) / 4:
+            start.pct, start.samples = start.pct + place.pct, start.samples + place.samples
+        else:
+            kept.append(place)
+    return kept
+
+
 def _with_backward(found: Iterable[Place], rows: pandas.DataFrame) -> list[Place]:
     """The framework's work in backward is that of the functions that ran forward: it is put to them, in proportion."""
     every = list(found)
@@ -278,9 +315,10 @@ def _finding(report: Report, capture: str, place: Place, rows: pandas.DataFrame,
     severity, queue = judging.severity(place.pct), _queue(report)
     if severity is None or (queue and place.category == "host_sync"):
         return None
+    loop = _loop(report, place)
     calm = (
         queue == "dense"
-        or place.is_purpose
+        or (place.is_purpose and not loop)
         or place.is_calm
         or place.is_guess
         or (not has_steps and place.category in ("python_cpu", "native_cpu"))
@@ -297,9 +335,9 @@ def _finding(report: Report, capture: str, place: Place, rows: pandas.DataFrame,
     return Finding(
         rule="where_the_time_goes",
         category=place.category,
-        severity="minor" if calm else severity,
-        title=_title(place, _window(report, has_steps)),
-        advice=_advice(place),
+        severity="minor" if calm else "major" if loop and severity == "critical" else severity,
+        title=_title(place, _window(report, has_steps)) + (f", called {loop}" if loop else ""),
+        advice=_ADVICE["loop"] if loop else _advice(place),
         confidence=_confidence(report, capture, place),
         where=where,
         cost_s=whole.cost_s(place.pct * kept),
@@ -308,8 +346,23 @@ def _finding(report: Report, capture: str, place: Place, rows: pandas.DataFrame,
         evidence=tuple(_evidence(place)),
         sources=(capture,),
         cause=_cause(place, queue) if is_first and not calm else f"{place.category}:{place.function}",
-        healthy=place.is_purpose,
+        healthy=place.is_purpose and not loop,
     )
+
+
+def _loop(report: Report, place: Place) -> str | None:
+    """How often and how long, where the operator that takes most of it is called in a loop (LOOP_CALLS)."""
+    frame, op = report.table("torch_ops"), max(place.called, key=lambda name: place.called[name], default=None)
+    if frame is None or not place.is_purpose or op != place.detail:
+        return None
+    per_name = frame[frame["device"] == "cpu"].groupby("name")[["count", "cpu_total_ns"]].sum()
+    if op not in per_name.index or _PROFILED_STEP not in per_name.index:
+        return None
+    calls, steps = float(per_name["count"][op]), float(per_name["count"][_PROFILED_STEP])
+    each_ns = float(per_name["cpu_total_ns"][op]) / calls if calls else math.inf
+    if calls < LOOP_CALLS * steps or each_ns > LOOP_NS:
+        return None
+    return f"{calls / steps:,.0f} times a step, {each_ns / 1000:.1f} us each"
 
 
 def _window(report: Report, has_steps: bool) -> str:
@@ -410,6 +463,8 @@ _ADVICE = {
     "the lock (NumPy, PyTorch).",
     "lock_contention": "Hold the lock for less work, or split what it protects.",
     "python_cpu": "Replace the loop by operations on whole arrays (NumPy, PyTorch), or move it out of the step.",
+    "loop": "One operator on the whole tensor in place of a loop over its pieces: a mask, where(), clamp(), gather(), "
+    "a batch. Each call costs some microseconds before it computes.",
     "native_cpu": "Do it less often or in another process; look for a faster library or a cheaper setting.",
     "input_pipeline": "Load ahead: DataLoader(num_workers=N, persistent_workers=True, prefetch_factor=K); make the "
     "loading of one sample cheaper, or prepare it once and store it.",

@@ -141,6 +141,17 @@ def test_a_program_whose_work_is_the_framework_s_has_no_finding_above_minor() ->
 
 
 @pytest.mark.parametrize(
+    ("start_pct", "said"), [(25, [("process_spawn", 60)]), (5, [("file_io", 35), ("process_spawn", 5)])]
+)
+def test_what_a_child_answers_is_no_file(start_pct: int, said: list[tuple[str, int]]) -> None:
+    start = {**OWN, "state": "child", "native": "vfork (libc.so.6)", "pct": start_pct}
+    found = findings(
+        start, {**OWN, "state": "file", "native": "read (libc.so.6)", "pct": 35}, {**FRAMEWORK, "pct": 65 - start_pct}
+    )
+    assert [(one.category, one.cost_pct) for one in found if not one.healthy] == said
+
+
+@pytest.mark.parametrize(
     ("calls", "each_ns", "phase", "severity"),
     [(2560, 5_000, None, "major"), (900, 5_000, None, "minor"), (2560, 50_000, None, "minor"),
      (2560, 5_000, "optimizer", "minor")],
