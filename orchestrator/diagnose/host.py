@@ -69,6 +69,9 @@ _CALLS_OF = {"process_spawn": "clone", "gil_contention": "futex", "lock_contenti
 _BY_SYSCALLS = frozenset({"file_io", "network_io", "process_spawn", "idle_wait"})
 _FILE_LOCKS = frozenset({"flock", "lockf", "fcntl"})
 _PROFILED_STEP = "ProfilerStep*"
+_PHASES = frozenset({"forward", "backward", "optimizer"})
+COPYING = frozenset({"aten::cat", "aten::clone", "aten::copy_", "numpy.concatenate", "numpy.copy"})
+"""They compute nothing: outside of the phases of a step, who spends much in them copies again what has been copied."""
 _OF_OTHERS = frozenset({"gil", "lock", "pipe"})
 """The waits that are put to what others did meanwhile."""
 
@@ -88,7 +91,7 @@ class Place:
     details: dict[str, float] = field(default_factory=dict)
     """The shares of what it consists of: native functions, operators, library functions."""
     called: dict[str, float] = field(default_factory=dict)
-    """Likewise of the operators alone that were called outside of backward and the optimizer."""
+    """Likewise of the operators alone that were called outside of forward, backward and the optimizer."""
     worst_pct: float = 0.0
     is_calm: bool = False
     """It waits for somebody to ask, or for events of which stacks don't tell who awaits them."""
@@ -188,7 +191,7 @@ def places(rows: pandas.DataFrame, at_work: bool | None = None) -> list[Place]:
             place.worst_pct, place.line = one.pct, line
         if not elsewhere and (told := one.detail()):
             place.details[told] = place.details.get(told, 0.0) + one.pct
-            if one["op"] and one["phase"] not in ("backward", "optimizer"):
+            if one["op"] and one["phase"] not in _PHASES:
                 place.called[told] = place.called.get(told, 0.0) + one.pct
     return _with_answers(_with_contention(_with_backward(found.values(), rows)))
 
@@ -274,8 +277,8 @@ def _with_contention(found: list[Place]) -> list[Place]:
 
 
 def _with_answers(found: list[Place]) -> list[Place]:
-    """A function that starts a child and then reads, reads the child's answer: from a pipe, which stacks can't tell from
-    a file. At least a quarter of both is for the start."""
+    """A function that starts a child and then reads, reads the child's answer: from a pipe, which stacks can't tell
+    from a file. At least a quarter of both is for the start."""
     kept = []
     starts = {(place.function, place.file): place for place in found if place.category == "process_spawn"}
     for place in found:
@@ -315,10 +318,10 @@ def _finding(report: Report, capture: str, place: Place, rows: pandas.DataFrame,
     severity, queue = judging.severity(place.pct), _queue(report)
     if severity is None or (queue and place.category == "host_sync"):
         return None
-    loop = _loop(report, place)
+    fault = _fault(report, place, rows) if place.is_purpose else None
     calm = (
         queue == "dense"
-        or (place.is_purpose and not loop)
+        or (place.is_purpose and not fault)
         or place.is_calm
         or place.is_guess
         or (not has_steps and place.category in ("python_cpu", "native_cpu"))
@@ -335,9 +338,9 @@ def _finding(report: Report, capture: str, place: Place, rows: pandas.DataFrame,
     return Finding(
         rule="where_the_time_goes",
         category=place.category,
-        severity="minor" if calm else "major" if loop and severity == "critical" else severity,
-        title=_title(place, _window(report, has_steps)) + (f", called {loop}" if loop else ""),
-        advice=_ADVICE["loop"] if loop else _advice(place),
+        severity="minor" if calm else "major" if fault and severity == "critical" else severity,
+        title=_title(place, _window(report, has_steps)) + (f", {fault[0]}" if fault else ""),
+        advice=fault[1] if fault else _advice(place),
         confidence=_confidence(report, capture, place),
         where=where,
         cost_s=whole.cost_s(place.pct * kept),
@@ -346,14 +349,29 @@ def _finding(report: Report, capture: str, place: Place, rows: pandas.DataFrame,
         evidence=tuple(_evidence(place)),
         sources=(capture,),
         cause=_cause(place, queue) if is_first and not calm else f"{place.category}:{place.function}",
-        healthy=place.is_purpose and not loop,
+        healthy=place.is_purpose and not fault,
     )
 
 
-def _loop(report: Report, place: Place) -> str | None:
-    """How often and how long, where the operator that takes most of it is called in a loop (LOOP_CALLS)."""
-    frame, op = report.table("torch_ops"), max(place.called, key=lambda name: place.called[name], default=None)
-    if frame is None or not place.is_purpose or op != place.detail:
+def _fault(report: Report, place: Place, rows: pandas.DataFrame) -> tuple[str, str] | None:
+    """What speaks against the framework's work there being what the program is for, as the end of the title, and
+    advice: it goes over a tensor by pieces, it copies, or it is NumPy's in a program that trains with PyTorch."""
+    op = max(place.called, key=lambda name: place.called[name], default=None)
+    if op is None or op != place.detail:
+        return None
+    if often := _often(report, op):
+        return f"called {often}", _IN_ONE
+    if op in COPYING:
+        return "which only copies", _ONCE
+    trains = rows["phase"].isin(["backward", "optimizer"]).any()
+    of_numpy = sum(pct for name, pct in place.called.items() if name.startswith("numpy."))
+    return ("NumPy's, beside the training", _AHEAD) if trains and of_numpy >= place.pct / 2 else None
+
+
+def _often(report: Report, op: str) -> str | None:
+    """How often it is called and how long it takes, where that is a loop over pieces (LOOP_CALLS)."""
+    frame = report.table("torch_ops")
+    if frame is None:
         return None
     per_name = frame[frame["device"] == "cpu"].groupby("name")[["count", "cpu_total_ns"]].sum()
     if op not in per_name.index or _PROFILED_STEP not in per_name.index:
@@ -363,6 +381,17 @@ def _loop(report: Report, place: Place) -> str | None:
     if calls < LOOP_CALLS * steps or each_ns > LOOP_NS:
         return None
     return f"{calls / steps:,.0f} times a step, {each_ns / 1000:.1f} us each"
+
+
+_IN_ONE = (
+    "One operator on the whole tensor in place of a loop over its pieces: a mask, where(), clamp(), gather(), a batch. "
+    "Each call costs some microseconds before it computes."
+)
+_ONCE = (
+    "What grows by concatenation is copied whole each time: reserve room and write into it, or collect in a list and "
+    "join once."
+)
+_AHEAD = "Do it ahead, in the workers of a DataLoader or another thread, or once before the steps."
 
 
 def _window(report: Report, has_steps: bool) -> str:
@@ -393,7 +422,7 @@ def _named(place: Place) -> dict[str, str]:
     if place.detail is None:
         return {}
     name, is_native, _ = place.detail.partition(" (")
-    if name.startswith("aten::"):
+    if name.startswith(("aten::", "numpy.")):
         return {"op": name}
     plain = name.lstrip("_").lower()
     names_call = place.category in _BY_SYSCALLS or plain in _FILE_LOCKS
@@ -463,8 +492,6 @@ _ADVICE = {
     "the lock (NumPy, PyTorch).",
     "lock_contention": "Hold the lock for less work, or split what it protects.",
     "python_cpu": "Replace the loop by operations on whole arrays (NumPy, PyTorch), or move it out of the step.",
-    "loop": "One operator on the whole tensor in place of a loop over its pieces: a mask, where(), clamp(), gather(), "
-    "a batch. Each call costs some microseconds before it computes.",
     "native_cpu": "Do it less often or in another process; look for a faster library or a cheaper setting.",
     "input_pipeline": "Load ahead: DataLoader(num_workers=N, persistent_workers=True, prefetch_factor=K); make the "
     "loading of one sample cheaper, or prepare it once and store it.",

@@ -129,6 +129,9 @@ _OVERLOAD = re.compile(
     r"(_(impl|cpu|cuda|out|functional|kernel|stub|Tensor|Scalar|self|other|dim|IntList|int|default|generic))+_?$"
 )
 
+_NUMPY = re.compile(r"^array_(?!dealloc|assign|function)([a-z]\w*)$")
+"""What NumPy calls the C functions behind its own (numpy/_core/src/multiarray): array_concatenate."""
+
 _SPAWNERS = re.compile(
     r"/(subprocess|multiprocessing/(popen_\w+|process|forkserver|spawn|resource_tracker|util))\.py$|/os\.py$|/pty\.py$"
 )
@@ -378,11 +381,13 @@ def _is_library(native: Sequence[Frame]) -> bool:
 
 
 def _operator(native: Sequence[Frame]) -> str | None:
-    """`aten::mm`, of the innermost operator that native frames name, without its overload and its device."""
+    """`aten::mm`, of the innermost operator that native frames name, without its overload and its device; else the
+    function of NumPy that was called: `numpy.concatenate`."""
     for pattern in _OPS:
         if found := next((found for one in native if (found := pattern.search(one.function))), None):
             return f"aten::{_OVERLOAD.sub('', found[1])}"
-    return None
+    outermost = next((found for one in reversed(native) if (found := _NUMPY.match(one.function))), None)
+    return f"numpy.{outermost[1]}" if outermost else None
 
 
 def _phase(pythons: Sequence[Frame]) -> str | None:

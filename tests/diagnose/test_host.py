@@ -165,6 +165,21 @@ def test_an_operator_called_very_often_for_very_little_is_a_loop(
     assert (first.severity, "256 times a step" in first.title) == (severity, severity == "major")
 
 
+@pytest.mark.parametrize(
+    ("op", "phase", "trains", "severity", "words"),
+    [("numpy.concatenate", None, False, "major", "which only copies"), ("aten::cat", "forward", True, "minor", ""),
+     ("numpy.multiply", None, True, "major", "NumPy's, beside the training"),
+     ("numpy.multiply", None, False, "minor", "")],
+)  # fmt: skip
+def test_the_framework_s_work_beside_the_training_is_a_fault(
+    op: str, phase: str | None, trains: bool, severity: str, words: str
+) -> None:
+    rest = {**FRAMEWORK, "function": "learn", "phase": "backward" if trains else None, "op": "aten::mm", "pct": 60}
+    found = findings({**FRAMEWORK, "function": "grow", "op": op, "phase": phase, "pct": 40}, rest)
+    (first,) = [one for one in found if one.where["function"] in ("grow", "forward")]
+    assert (first.severity, words in first.title) == (severity, True)
+
+
 def test_backward_is_put_to_the_functions_that_ran_forward() -> None:
     rows = (
         {**FRAMEWORK, "phase": "forward", "op": "aten::addmm", "pct": 30},
