@@ -92,6 +92,8 @@ class Place:
     """The shares of what it consists of: native functions, operators, library functions."""
     called: dict[str, float] = field(default_factory=dict)
     """Likewise of the operators alone that were called outside of forward, backward and the optimizer."""
+    fetched_pct: float = 0.0
+    """Of it, what passes in the loader's next: the part that bare runs have timed."""
     worst_pct: float = 0.0
     is_calm: bool = False
     """It waits for somebody to ask, or for events of which stacks don't tell who awaits them."""
@@ -187,6 +189,7 @@ def places(rows: pandas.DataFrame, at_work: bool | None = None) -> list[Place]:
         place.is_calm |= one["state"] in ("idle", "events")
         place.pct += one.pct
         place.samples += int(one["samples"] or 0)
+        place.fetched_pct += one.pct if one["phase"] == "data" and "__next__" in (one["below"] or "__next__") else 0.0
         if one.pct > place.worst_pct:
             place.worst_pct, place.line = one.pct, line
         if not elsewhere and (told := one.detail()):
@@ -219,12 +222,12 @@ def _bare_data_pct(report: Report) -> float | None:
 
 def _as_bare(found: list[Place], data_pct: float | None) -> list[Place]:
     """Workers and the program hand batches over the more slowly the more often samples stop them: where the bare runs
-    have timed the loader, samples only tell where inside."""
+    have timed the loader's next, samples only tell where inside. What passes in making a loader is beside that."""
     waits = [place for place in found if place.category == "input_pipeline"]
-    seen_pct = sum(place.pct for place in waits)
+    seen_pct = sum(place.fetched_pct for place in waits)
     if data_pct is not None and seen_pct > data_pct:
         for place in waits:
-            place.pct *= data_pct / seen_pct
+            place.pct -= place.fetched_pct * (1 - data_pct / seen_pct)
     return found
 
 

@@ -211,15 +211,15 @@ def test_without_samples_it_abstains() -> None:
     assert isinstance(told, Abstention)
 
 
-def test_the_loader_s_share_is_that_of_the_bare_runs() -> None:
-    waits = [
-        host.Place("input_pipeline", "get", None, None, pct=60.0),
-        host.Place("file_io", "log", None, None, pct=9.0),
-    ]
-    assert [place.pct for place in host._as_bare(waits, 20.0)] == [20.0, 9.0]
-    assert [place.pct for place in host._as_bare(waits, 90.0)] == [20.0, 9.0], (
-        "samples never add to what they have seen"
-    )
+@pytest.mark.parametrize(
+    ("fetched_pct", "bare_pct", "pct"),
+    [(60.0, 20.0, 20.0), (50.0, 20.0, 30.0), (60.0, 90.0, 60.0)],
+    ids=["the loader's next", "with making a loader beside it", "samples never add to what they have seen"],
+)
+def test_the_loader_s_share_is_that_of_the_bare_runs(fetched_pct: float, bare_pct: float, pct: float) -> None:
+    waits = host.Place("input_pipeline", "get", None, None, pct=60.0, fetched_pct=fetched_pct)
+    found = host._as_bare([waits, host.Place("file_io", "log", None, None, pct=9.0)], bare_pct)
+    assert [place.pct for place in found] == [pct, 9.0]
 
 
 def test_waits_for_python_s_lock_and_for_who_holds_it_are_one_thing() -> None:
