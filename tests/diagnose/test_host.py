@@ -219,7 +219,7 @@ def test_without_samples_it_abstains() -> None:
 def test_the_loader_s_share_is_that_of_the_bare_runs(fetched_pct: float, bare_pct: float, pct: float) -> None:
     waits = host.Place("input_pipeline", "get", None, None, pct=60.0, fetched_pct=fetched_pct)
     found = host._as_bare([waits, host.Place("file_io", "log", None, None, pct=9.0)], bare_pct)
-    assert [place.pct for place in found] == [pct, 9.0]
+    assert [place.pct for place in found] == pytest.approx([pct, 9.0])
 
 
 def test_waits_for_python_s_lock_and_for_who_holds_it_are_one_thing() -> None:
