@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from orchestrator import process
 from orchestrator.errors import PreflightError, ProfrunError, UsageError
-from orchestrator.launching import LAUNCHERS, LOCAL_RANKS, RANKS, SHELLS, SIZES, name_of, wrapper_of
+from orchestrator.launching import LAUNCHERS, SHELLS, Place, name_of, numbers, place_of, wrapper_of
 from orchestrator.model import Attached
 
 STOPPED = ("T", "t")
@@ -19,9 +19,6 @@ STOPPED = ("T", "t")
 SETTLE_S = 1.0
 """How long a process may take to stop or to go on when it was told to."""
 _LOOK_S = 0.01
-
-_Place = tuple[tuple[str, str] | None, ...]
-"""What an environment says of a rank: the variable and its value, for each of the three things that can be known."""
 
 
 # ---------------------------------------------------------------- who is there
@@ -138,17 +135,17 @@ class _Looking:
 
     def __init__(self) -> None:
         self.found: dict[int, Attached] = {}
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, Place] = {}
 
     def add(self, pid: int, parent_pid: int | None) -> None:
         parent = self.found.get(parent_pid) if parent_pid is not None else None
         env, argv, is_python = process.environ_of(pid) or {}, process.argv_of(pid), process.is_python(pid)
-        place, wrapper = _place_of(env), wrapper_of(argv)
+        place, wrapper = place_of(env), wrapper_of(argv)
         above = self._places[parent.pid] if parent else None
         place = place if place[0] or above is None else above
         own = parent is None or (place[0] is not None and place != above)
         lead = pid if parent is None or own else parent.lead
-        known = (None,) * 3 if wrapper in LAUNCHERS.values() else tuple(map(_number, place))
+        known = (None,) * 3 if wrapper in LAUNCHERS.values() else numbers(place)
         rank, local_rank, world_size = (
             known if parent is None or own else (parent.rank, parent.local_rank, parent.world_size)
         )
@@ -175,17 +172,6 @@ class _Looking:
                 return True
             one = self.found.get(one.parent) if one.parent is not None else None
         return False
-
-
-def _place_of(env: Mapping[str, str]) -> _Place:
-    return tuple(
-        next(((name, env[name]) for name in names if env.get(name, "").isdecimal()), None)
-        for names in (RANKS, LOCAL_RANKS, SIZES)
-    )
-
-
-def _number(said: tuple[str, str] | None) -> int | None:
-    return None if said is None else int(said[1])
 
 
 # ---------------------------------------------------------------- who can't be looked at

@@ -25,6 +25,11 @@ profrun: one profiling plan, one command, one report folder
   profrun open [RUN]                           its page in the browser, with ways into Perfetto and speedscope
   profrun report RUN                           rebuild tables, findings and pages from raw/
   profrun import FILE...                       a report of files that nsys, ncu, PyTorch, py-spy, ... have left
+  profrun compare A B [--gate 3%]              what changed from run A to run B, how sure that is, and why
+  profrun history [NAME]                       the runs so far, how they went, and when that changed
+  profrun nightly install NAME --at 02:30 ...  run a plan every night, and say when the program has become slower
+  profrun share RUN -o run.tar.zst             an archive without secrets, names and addresses, for somebody else
+  profrun export RUN --to FORMAT               for speedscope, perfetto, hta, csv, parquet, prometheus, mlflow, github
   profrun schema                               JSON Schema of the plan, for editors
   profrun completion bash|zsh|fish             completion for your shell
 
@@ -37,13 +42,14 @@ Options of a run (all of them: profrun run --help):
   -q, --quiet       verdict and report's path only      -v, --verbose      the command's output in every pass
   --auto-passes     split collectors that can't share a pass
   --wait [10m]      for another run that holds the same GPU or CPU settings
+  --slurm "-N 2 --ntasks-per-node 4"   as a batch job of Slurm, on many nodes
   --verify-repeatable   run the bare program twice; name the first training step that differs
 
 RUN is a report's folder, `latest`, or how its name in reports/ begins.
 Everything after the first -- reaches the command as it stands. Results go to stdout, progress to stderr.
 Exit status: the command's own; 2 a mistake in plan or usage, 3 nothing can run here, 4 a required collector gave
-nothing, 5 the environment, 6 not repeatable, 75 another run holds this machine, 124 a time-out, 130/143 interrupted,
-70 a bug in profrun.
+nothing, 5 the environment, 6 not repeatable, or stopped by a gate, 75 another run holds this machine, 124 a time-out,
+130/143 interrupted, 70 a bug in profrun.
 """
 
 

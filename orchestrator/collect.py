@@ -9,8 +9,9 @@ from pathlib import Path
 
 from orchestrator import folder
 from orchestrator.formats import injected
+from orchestrator.launchers import told
 from orchestrator.live import Context, LivePass, Member, tail
-from orchestrator.model import Artifact, Capture, Expect, Pass, PassRecord, Process, Status, TargetRun
+from orchestrator.model import Artifact, Capture, Expect, Pass, PassRecord, Process, RankSeen, Status, TargetRun
 
 Found = list[tuple[Expect, Path]]
 
@@ -22,6 +23,7 @@ def run_pass(planned: Pass, context: Context, attempt: int = 1) -> tuple[PassRec
     live = LivePass(planned, context, attempt)
     refused = live.prepare()
     if refused:
+        live.notes += [] if live.members else [refused[1]]
         folder.remove(live.dir)
         return _record(live, None), [_capture(live, member, None, *refused, []) for member in live.members]
     try:
@@ -32,6 +34,7 @@ def run_pass(planned: Pass, context: Context, attempt: int = 1) -> tuple[PassRec
         live.abandon()
         raise
     run = _run(live)
+    live.notes += told.notes(run)
     said = tail(live.dir / "stderr.log") + tail(live.dir / "stdout.log")
     captures = [_judged(live, member, run, said) for member in live.members]
     _move(context, live.dir)
@@ -71,8 +74,27 @@ def _run(live: LivePass) -> TargetRun:
         killed=_shown(live, live.killed),
         pythons=tuple(live.pythons),
         attached=tuple(replace(one, argv=live.context.redact(one.argv)) for one in live.visit.found),
+        ranks=_ranks(live),
+        ranks_expected=live.ranks.expected,
+        ranks_chosen=live.context.ranks,
         notes=tuple(live.notes),
     )
+
+
+def _ranks(live: LivePass) -> tuple[RankSeen, ...]:
+    """As they were seen from outside, and those that were there too shortly for that but signed in by themselves."""
+    found = live.ranks.close(live.ended_ns)
+    seen = {one.rank for one in found}
+    more = {}
+    for signed in reversed(injected.read(live.dir / "python").processes):  # the first one of a rank is that rank's own
+        if signed.rank is not None and signed.rank not in seen and not live.ranks.is_ours(signed.rank):
+            end = signed.first("end") or {}
+            more[signed.rank] = RankSeen(
+                signed.rank, pid=signed.pid, host=signed.start.get("host"), started_ns=signed.start.get("time_ns"),
+                ended_ns=end.get("time_ns"), local_rank=signed.start.get("local_rank"),
+                world_size=signed.start.get("world_size"),
+            )  # fmt: skip
+    return tuple(sorted((*found, *more.values()), key=lambda one: one.rank))
 
 
 def _wall_s(live: LivePass) -> float:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from orchestrator import __version__, arguments
 from orchestrator.errors import EXIT_NOT_EXECUTABLE, EXIT_PREFLIGHT, FolderError, PreflightError, StartError, UsageError
 from orchestrator.model import Outcome
+from orchestrator.verbs import compare, export, history, nightly, share
 
 if TYPE_CHECKING:
     from orchestrator.doctor import Verdict
@@ -39,14 +40,14 @@ def run(words: list[str]) -> int:
     if verb in TAKE_COMMAND and command is None:
         own, command = _bare_command(parser, own, 1 if verb == "arm" else 2)
     try:
-        options = parser.parse_args(own)
+        options = parser.parse_intermixed_args(own) if verb in INTERMIXED else parser.parse_args(own)
     except UsageError:
         if verb in TAKE_PLAN and own and not own[0].startswith("-"):
             _find(own[0], [*own[1:], *(command or ())])  # `profrun sh -c ...`: the options were meant for the program
         raise
-    if command is not None and verb not in TAKE_COMMAND:
+    if command is not None and verb not in MAY_TAKE_COMMAND:
         raise UsageError(f"{verb} takes no command", "there is something after --", f"profrun {verb} --help")
-    options.command = tuple(command or ())
+    options.command, options.own = tuple(command or ()), tuple(own)
     return VERBS[verb](options)
 
 
@@ -59,10 +60,13 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 
 def _waiting(words: list[str]) -> list[str]:
-    """`--wait` with its time in the same word: without one it must not take the plan's name for it."""
+    """`--wait` with its time in the same word: without one it must not take the plan's name for it. `--slurm` with its
+    options, which look like ours."""
     joined: list[str] = []
     for word in words:
-        if joined and joined[-1] == "--wait" and _is_time(word):
+        if joined and joined[-1] == "--slurm":
+            joined[-1] = f"--slurm={word}"
+        elif joined and joined[-1] == "--wait" and _is_time(word):
             joined[-1] = f"--wait={word}"
         else:
             joined.append(word)
@@ -136,7 +140,14 @@ def _run_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         type=arguments.wait_s,
         help="wait for another run that holds the same GPU or CPU settings; without a time: as long as it takes",
     )
-    parser.add_argument("-n", "--dry-run", action="store_true", help="the same as `profrun check`")
+    parser.add_argument(
+        "--slurm",
+        metavar="OPTIONS",
+        help='run as a batch job of Slurm with these options of sbatch, such as "--nodes 2 --ntasks-per-node 4"',
+    )
+    parser.add_argument(
+        "-n", "--dry-run", action="store_true", help="the same as `profrun check`; with --slurm: print the batch script"
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="the command's output in every pass")
     arguments.shown_options(parser, "no progress, no output of the command")
     return parser
@@ -179,6 +190,8 @@ def _auto_passes_option(parser: argparse.ArgumentParser) -> None:
 
 def run_plan(options: argparse.Namespace) -> int:
     """Run a plan against a command and write one report folder."""
+    if options.slurm is not None:
+        return _submit(options)
     if options.dry_run:
         return check(options)
     from orchestrator import runner
@@ -202,8 +215,38 @@ def run_plan(options: argparse.Namespace) -> int:
     console = arguments.console(options)
     report = runner.run(request, console)
     _finish(report, options, console)
+    if "GITHUB_STEP_SUMMARY" in os.environ:
+        from orchestrator.exporting import github
+
+        github.tell(report)
     outcome: Outcome = report.outcome
     return outcome.exit_code
+
+
+def _submit(options: argparse.Namespace) -> int:
+    """The run as a batch job, or the script that would be submitted."""
+    from orchestrator.launchers import submit
+
+    plan = _plan(options)
+    if options.pid:
+        why = "the job starts the program, and --pid looks at one that runs on this host"
+        raise UsageError("--slurm and --pid exclude each other", why, "leave one of them out")
+    if not (options.command or plan.target.command):
+        raise UsageError("there is no program to run", "", 'profrun PLAN --slurm "--nodes 2" -- python train.py')
+    job = submit.Job(
+        words=tuple(word for word in options.own if not word.startswith("--slurm=")),
+        command=options.command,
+        parent=(options.output or Path(plan.report.directory)).absolute(),
+        options=submit.options_of(options.slurm),
+        plan=plan,
+        say=(lambda text: None)
+        if options.quiet
+        else lambda text: print(f"profrun: {text}", file=sys.stderr, flush=True),
+    )
+    if options.dry_run:
+        print(job.script().rstrip())
+        return 0
+    return job.run()
 
 
 def _finish(report: Report, options: argparse.Namespace, console: Console, *, rebuilt: bool = False) -> None:
@@ -699,6 +742,11 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "show": show,
     "open": open_report,
     "import": import_files,
+    "compare": compare.run,
+    "history": history.run,
+    "nightly": nightly.run,
+    "share": share.run,
+    "export": export.run,
     "schema": schema,
     "completion": completion,
 }
@@ -714,11 +762,20 @@ PARSERS: dict[str, Callable[[argparse.ArgumentParser], argparse.ArgumentParser]]
     "show": _show_options,
     "open": _open_options,
     "import": _import_options,
+    "compare": compare.options,
+    "history": history.options,
+    "nightly": nightly.options,
+    "share": share.options,
+    "export": export.options,
     "schema": _schema_options,
     "completion": _completion_options,
 }
 TAKE_PLAN = ("run", "check", "doctor")
 TAKE_COMMAND = (*TAKE_PLAN, "arm")
+INTERMIXED = ("nightly",)
+"""Those that take more words than one, with options between them."""
+MAY_TAKE_COMMAND = (*TAKE_COMMAND, "nightly")
+"""Those after whose own words one may stand, but only behind --."""
 
 
 def bug_report() -> str:

@@ -139,6 +139,7 @@ class DryRun:
             "{pids}": "the processes",
             "{python}": "its Python process",
             "{n}": "0, 1, ...",
+            "{who}": "of a rank its host, number and pid",
             "{launches}": "as many as it takes until each chosen kernel has come",
         }
         used = [f"{name} {meaning}" for name, meaning in known.items() if any(name in word for word in words)]
@@ -265,9 +266,10 @@ def _commands(planned: Pass, run: resolve.Run, machine: Machine, facts: Mapping[
     """The commands of a pass as they would start, in order; {dir} is the capture's directory."""
     launches = [_launch(member, planned, run, machine, facts) for member in planned.members]
     wraps: list[Wrap] = sorted((x.wrap for x in launches if x.wrap), key=lambda wrap: wrap.order)
-    argv = run.target.argv
+    argv, exe = run.program, run.program[0] if run.tasks else run.target.exe
     if wraps:
-        argv = (*(word for wrap in wraps for word in wrap.argv), run.target.exe, *argv[1:])
+        argv = (*(word for wrap in wraps for word in wrap.argv), exe, *argv[1:])
+    argv = (*run.tasks.start, *argv) if run.tasks else argv
     if run.plan.target.before_each and not run.pids:
         yield "before_each", redact.argv(run.plan.target.before_each), ""
     for launch in launches:

@@ -48,6 +48,10 @@ class ReportError(ProfrunError):
     """A report folder that can't be read, or is no report."""
 
 
+class HistoryError(ProfrunError):
+    """The database of the runs so far can't be read or written."""
+
+
 class BusyError(ProfrunError):
     """Another run holds what this one would change, or the run that is asked for is not dead."""
 

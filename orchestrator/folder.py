@@ -15,8 +15,8 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -32,6 +32,11 @@ NEEDED_BYTES = 64 << 20
 REPORTS = Path("reports")
 """Where the folders of runs are made, and looked for by name."""
 
+THINNED = "raw/thinned.jsonl"
+"""In a report: a line for each time that raw files of it were deleted."""
+
+_ASIDE = ".aside"
+"""In a report's folder, where the parts of tables wait for one another while it is made."""
 _SAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _STAMP = re.compile(r"-(\d{8}T\d{6}Z)-[a-z]{4}$")
 _UNPAIRED = re.compile("[\ud800-\udfff]")
@@ -80,6 +85,7 @@ class Folder:
         written must be made from what was scrubbed already."""
         target = self.path / name
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        _make(target.parent)
         try:
             with temporary.open("wb") as file:
                 give(temporary)
@@ -88,17 +94,75 @@ class Folder:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def write_table(self, name: str, parts: list[Any]) -> int:
-        """Writes the parts of one canonical table as tables/NAME.parquet; gives back its number of rows."""
+    def write_table(self, name: str, parts: Sequence[Any]) -> int:
+        """Writes the parts of one canonical table as tables/NAME.parquet, in their order; gives back its number of
+        rows. Parts that `store` has put aside are moved in, and never unpacked."""
+        from orchestrator import parquet, tables
+
+        target = self.path / "tables" / f"{name}.parquet"
+        if not any(isinstance(part, tables.Stored) for part in parts):
+            return self._parquet(target, tables.arrow(name, parts))
+        schema = tables.schema(name, parts)
+        runs = [(aside, list(run)) for aside, run in groupby(parts, lambda part: isinstance(part, tables.Stored))]
+        files: list[Path] = []
+        for aside, run in runs:
+            if aside:
+                files += [self._aligned(part, schema) for part in run]
+            else:
+                files.append(self._aside(name))
+                self._parquet(files[-1], tables.arrow(name, run, like=parts))
+        _make(target.parent)
+        with self.stream(f"tables/{name}.parquet") as file:
+            rows = parquet.join(files, _without_rows(schema), file)
+        for path in files:
+            path.unlink()
+        return rows
+
+    def store(self, table: Any) -> Any:
+        """Puts a part of a canonical table (`tables.Table`) aside in a file, to be given to `write_table`; gives back
+        what stands for it (`tables.Stored`)."""
+        from orchestrator import tables
+
+        path = self._aside(table.name)
+        rows = self._parquet(path, tables.arrow(table.name, [table]))
+        named = frozenset(table.columns)
+        return tables.Stored(table.name, path, rows, named, table.clock, table.clock_error_ns, table.dropped)
+
+    def clear_aside(self) -> None:
+        """Removes what was put aside and not moved in."""
+        shutil.rmtree(self.path / _ASIDE, ignore_errors=True)
+
+    def _aside(self, name: str) -> Path:
+        place = self.path / _ASIDE
+        _make(place)
+        return place / f"{name}.{secrets.token_hex(8)}.parquet"
+
+    def _aligned(self, part: Any, schema: Any) -> Path:
+        """The file of a part, with those columns that only others have had."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        known = pq.read_schema(part.path).names
+        if known == schema.names:
+            return Path(part.path)
+        path = self._aside(part.name)
+        with pq.ParquetFile(part.path) as file, pq.ParquetWriter(path, schema, compression="zstd") as writer:
+            for place in range(file.num_row_groups):
+                piece = file.read_row_group(place)
+                columns = [piece[n] if n in known else pa.nulls(len(piece), schema.field(n).type) for n in schema.names]
+                writer.write_table(pa.table(columns, schema=schema))
+        part.path.unlink()
+        return path
+
+    def _parquet(self, target: Path, table: Any) -> int:
+        """One file with these rows, without secrets; it appears whole."""
         import pyarrow.parquet as pq
 
         from orchestrator import tables
 
-        table = tables.mapped(tables.arrow(name, parts), self._scrub)
-        target = self.path / "tables" / f"{name}.parquet"
         _make(target.parent)
         temporary = target.with_suffix(".tmp")
-        pieces = tables.pieces(table)
+        pieces = tables.pieces(tables.mapped(table, self._scrub))
         first = next(pieces)
         with pq.ParquetWriter(temporary, first.schema, compression="zstd") as writer:
             for piece in chain([first], pieces):
@@ -147,16 +211,35 @@ class Folder:
         return target
 
 
+def _without_rows(schema: Any) -> bytes:
+    """A Parquet file of these columns that holds nothing."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, schema, compression="zstd"):
+        pass
+    return bytes(sink.getvalue())
+
+
 def create(parent: Path, name: str, scrub: Callable[[str], str] = str) -> Folder:
     """Makes a new report folder `<name>-<UTC time>-<4 letters>` in `parent` and points `latest` at it.
 
     Raises FolderError when it can't be made, can't be written or has no room."""
+    made = fresh(parent, name, scrub, inside=("raw",))
+    _point_latest(parent, made.path.name)
+    return made
+
+
+def fresh(parent: Path, name: str, scrub: Callable[[str], str] = str, inside: Sequence[str] = ()) -> Folder:
+    """Likewise a new folder for what is no report; `inside`: the names of folders in it."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     try:
         _make(parent, ours=True)
         _has_room(parent)
         path = _exclusive(parent, f"{_SAFE.sub('-', name).strip('-.') or 'run'}-{stamp}")
-        (path / "raw").mkdir()
+        for own in inside:
+            (path / own).mkdir()
         hand_over(path)
     except OSError as error:
         raise FolderError(
@@ -164,7 +247,6 @@ def create(parent: Path, name: str, scrub: Callable[[str], str] = str) -> Folder
             error.strerror or str(error),
             "name a folder that you may write with -o DIR",
         ) from error
-    _point_latest(parent, path.name)
     return Folder(path, scrub)
 
 
@@ -275,9 +357,27 @@ def scratch() -> Path:
     )
 
 
+def private(path: Path) -> Path:
+    """Makes a folder that its owner alone may enter, where it is missing. Raises OSError."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def remove_empty(path: Path) -> None:
+    """Removes a folder in which nothing is left."""
+    with contextlib.suppress(OSError):
+        path.rmdir()
+
+
 def remove(path: Path) -> None:
     """Removes a scratch directory; what can't be removed stays."""
     shutil.rmtree(path, ignore_errors=True)
+
+
+def discard(path: Path) -> None:
+    """Removes a file of ours that is no longer needed; what can't be removed stays."""
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 # ---------------------------------------------------------------- whose it is, under sudo

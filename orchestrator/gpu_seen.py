@@ -151,15 +151,19 @@ def no_more_than_idle(report: Report, pct: float) -> float:
 
 
 def _all(report: Report) -> list[Seen]:
-    times, work, gaps = (_plain(report.table(name)) for name in ("gpu_time", "gpu_work", "gpu_gaps"))
+    times, work = (_plain(report.table(name)) for name in ("gpu_time", "gpu_work"))
     if times is None or work is None:
         return []
     keys = [name for name in ("capture", "rank", "pid", "device") if name in times]
     several = len(times[[name for name in ("rank", "device") if name in times]].drop_duplicates()) > 1
-    return [
-        _seen(report, rows, _like(work, keys, rows), None if gaps is None else _like(gaps, keys, rows), several)
-        for _, rows in times.groupby(keys, dropna=False, sort=False)
-    ]
+    own = dict(iter(work.groupby("capture", sort=False)))
+    found = []
+    for capture, some in times.groupby("capture", sort=False):  # of many, all gaps at once would take much room
+        gaps, done = _plain(report.rows("gpu_gaps", [str(capture)])), own.get(capture, work.iloc[:0])
+        for _, rows in some.groupby(keys, dropna=False, sort=False):
+            idle = None if gaps is None else _like(gaps, keys, rows)
+            found.append(_seen(report, rows, _like(done, keys, rows), idle, several))
+    return found
 
 
 def _plain(frame: pandas.DataFrame | None) -> pandas.DataFrame | None:

@@ -19,9 +19,35 @@ SIZES = (
     "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE",
     "SLURM_NTASKS",
 )  # fmt: skip
+LOCAL_SIZES = (
+    "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
+)  # fmt: skip
 """Where launchers put a process's place among the others: torchrun (and with it accelerate, deepspeed), Open MPI,
 MVAPICH, MPICH and Intel MPI, PMIx, Cray PALS, IBM's jsrun, Flux, Slurm. Slurm comes last: what `mpirun` starts in a
 batch script has inherited the script's own SLURM_PROCID, which is 0 for all of them."""
+
+Place = tuple[tuple[str, str] | None, ...]
+"""What an environment says of a rank: the variable and its value, for rank, local rank and number of ranks."""
+
+
+def place_of(env: Mapping[str, str]) -> Place:
+    """A process's place among the ranks of its job, as its environment tells it."""
+    return tuple(
+        next(((name, env[name]) for name in names if env.get(name, "").isdecimal()), None)
+        for names in (RANKS, LOCAL_RANKS, SIZES)
+    )
+
+
+def ranks_here(env: Mapping[str, str]) -> int | None:
+    """How many ranks of its job run on a process's own host, as its environment tells it."""
+    return next((int(env[name]) for name in LOCAL_SIZES if env.get(name, "").isdecimal()), None)
+
+
+def numbers(place: Place) -> tuple[int | None, int | None, int | None]:
+    """(rank, local rank, number of ranks); None where nobody tells."""
+    rank, local_rank, size = (None if said is None else int(said[1]) for said in place)
+    return rank, local_rank, size
+
 
 _STARTERS = {
     "conda": "run", "mamba": "run", "micromamba": "run", "uv": "run", "poetry": "run", "pdm": "run", "pipenv": "run",
@@ -32,7 +58,7 @@ LAUNCHERS = {
     "torchrun": "torchrun", "torch.distributed.run": "torchrun", "torch.distributed.launch": "torch.distributed.launch",
     "accelerate-launch": "accelerate launch", "accelerate.commands.launch": "accelerate launch",
     "deepspeed": "deepspeed", "deepspeed.launcher.launch": "deepspeed", "deepspeed.launcher.runner": "deepspeed",
-    "mpirun": "mpirun", "mpiexec": "mpiexec", "orterun": "mpirun", "srun": "srun",
+    "mpirun": "mpirun", "mpiexec": "mpiexec", "orterun": "mpirun", "srun": "srun", "start_ranks.py": "profrun's own",
 }  # fmt: skip
 """Programs and modules that start the ranks of a job: what they are called, and what a user calls them. What rank their
 own environment tells of is the node's, or nobody's."""

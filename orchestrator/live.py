@@ -19,7 +19,8 @@ from orchestrator import keeper, process
 from orchestrator.attached import Visit
 from orchestrator.inject import boot
 from orchestrator.inside import Inside, is_injected, is_within_reach, will_ring
-from orchestrator.launching import bindings, wrapper_of
+from orchestrator.launchers.watch import Watch, name_of_rank
+from orchestrator.launching import LAUNCHERS, bindings, numbers, place_of, wrapper_of
 from orchestrator.model import (
     After,
     Beside,
@@ -68,6 +69,8 @@ RING_S = 5.0
 """How long tools wait for a Python to come as far as our part in it: under strace that may take a second or more."""
 LET_GO_S = 15.0
 """At the end of a window in steps: how long the target waits for the tools to let go of it, and a rank for others."""
+TOGETHER_S = 2.0
+"""How long a rank that is through with its window is held there until the others are, whose tools are the same."""
 BY_ITSELF_S = 1.0
 """How long a tool that ends with its target gets to do so before it is asked to."""
 
@@ -123,6 +126,24 @@ class Context:
     """Settings for profrun's part in the target's Python, beside those of steps and collectors; None keeps it out."""
     after_s: float = float("inf")
     """How long a command that comes after the target may take at most, whatever its collector allows it."""
+    place: str = ""
+    """Of a task of a job on several hosts: what tells its files and captures from those of the others, as n1.r0."""
+    files: Path | None = None
+    """What {scratch} stands for; None: a folder in `scratch`."""
+    failed_flush_s: float = float("inf")
+    """How long tools may take at most to write what they have of a target that has failed."""
+    leads: bool = False
+    """What is started starts the tasks of a job, and their agents tell of the ranks."""
+    ask_to_end: Callable[[int], bool] = lambda number: False
+    """Asks a target that is out of reach for that signal to end, in another way; False: it is to be sent."""
+    patience_s: float = 0.0
+    """How much longer than others it may then take."""
+    all_done: Callable[[], bool] = lambda: True
+    """Asked when the target is through with the window and could be ended: whether its partners elsewhere are, too."""
+    ranks: tuple[int, ...] | None = None
+    """The ranks that the collectors are to look at; None: all."""
+    ranks_told: int | None = None
+    """How many ranks the command says it will start on this host; None: it does not."""
 
 
 def substitute(words: Iterable[str], names: Mapping[str, str]) -> tuple[str, ...]:
@@ -215,11 +236,12 @@ class LivePass:
 
     def __init__(self, planned: Pass, context: Context, attempt: int) -> None:
         self.planned, self.context, self.attempt = planned, context, attempt
-        self.mark = f"{context.run_id}/{planned.id}"
+        self._of_task = f"@{context.place}" if context.place else ""
+        self.mark = f"{context.run_id}/{planned.id}" + (f"{self._of_task}/" if self._of_task else "")
         self._place = context.scratch / f"{planned.id}.{attempt}"
-        self.dir = self._place / f"{planned.id}-target"
+        self.dir = self._place / f"{planned.id}-target{self._of_task}"
         self.dir.mkdir(parents=True)
-        self.names = {"pass": planned.id, "scratch": str(context.scratch / "files")}
+        self.names = {"pass": planned.id, "scratch": str(context.files or context.scratch / "files")}
         self.visit = Visit(context.pids)
         self.target = self._target()
         self.members = self._members()
@@ -252,7 +274,14 @@ class LivePass:
         """When the window in seconds opened, on this pass's clock."""
         self._in_window: set[int] = set()
         """The processes that have begun the window's steps and have not told that they are done with them."""
+        self._closing: dict[int, str] = {}
+        """Those that are through with the window, with the ring by which they have said so: they wait."""
+        self._closing_since = 0.0
+        is_rank = bool(context.place) and context.ranks_told == 1  # its agent has the same number
+        self.ranks = Watch(context.ranks_told, {} if is_rank else None, is_rank=is_rank)
         self._first_done: float | None = None
+        self._done: set[int | None] = set()
+        """The ranks that are done with them."""
         self.pythons: list[SeenPython] = []
         self._seen: set[tuple[int, ...]] = set()
         self.inside = Inside(self.dir / "python", self._settings()) if self._injects() else None
@@ -274,7 +303,7 @@ class LivePass:
         members = []
         for index, collector in enumerate(self.planned.members):
             twin = labels[:index].count(labels[index])
-            name = f"{self.planned.id}-{labels[index]}" + (f"-{twin + 1}" if twin else "")
+            name = f"{self.planned.id}-{labels[index]}" + (f"-{twin + 1}" if twin else "") + self._of_task
             members.append(self._member(collector, name, tuple(x for i, x in enumerate(labels) if i != index)))
         return members
 
@@ -315,6 +344,7 @@ class LivePass:
             **{name: part for child in wanted for name, part in child.inject.items()},
             "window": {"skip": window.skip, "steps": window.steps, "look": profiled} if window and by_steps else None,
             "hold": any(True for _ in self._besides("python")),
+            "ranks": self.context.ranks,
             "tracer": os.getpid() if self.context.facts.get("yama_ptrace_scope") == 1 else None,
         }
 
@@ -419,8 +449,10 @@ class LivePass:
         """Starts a tool beside the target; one that can't be started is that capture's failure."""
         serial = len(member.aides)
         pids = ",".join(map(str, self._trees(self.context.pids or (pid,))))
-        python = str(self._python_above(pid))
-        argv = substitute(beside.argv, {"pid": str(pid), "pids": pids, "python": python, "n": str(serial)})
+        python = self._python_above(pid)
+        who = name_of_rank(python)
+        names = {"pid": str(pid), "pids": pids, "python": str(python), "n": str(serial), "who": who}
+        argv = substitute(beside.argv, names)
         stem = f"{serial}." if serial else ""
         env = {**os.environ, process.MARKER: self.mark}
         try:
@@ -479,9 +511,11 @@ class LivePass:
     def follow(self) -> None:
         """Until the target has ended or is left alone again: windows, limits, signals, output."""
         while not self._over():
+            self._watch_ranks()
             self._see_pythons()
             self._attach_to_pythons()
             self._answer_bell()
+            self._close_together()
             self._turn_window()
             self._watch_limits()
             self._watch_start()
@@ -531,7 +565,12 @@ class LivePass:
         readable += [self.context.interrupts.fileno()]
         readable += [self.started.fileno()] if self.started and self.started.exit is None else []
         readable += [self.inside.fileno()] if self.inside else []
+        readable += self.ranks.filenos()
         select.select(readable, writable, [], EARLY_TICK_S if self._elapsed_s() < EARLY_S else TICK_S)
+
+    def _watch_ranks(self) -> None:
+        if self.started and self.started.executing() and not self.context.leads:
+            self.ranks.look(self.started.pid, self._now_ns())
 
     def is_wrapped(self) -> bool:
         """Whether a tool starts the target itself, so that our child is the tool."""
@@ -612,7 +651,7 @@ class LivePass:
     def _attach_to_pythons(self) -> None:
         """Starts the tools that want one instance for each top-most Python process; where processes are attached to,
         from the window's opening on."""
-        wanted, root = list(self._besides("python")), self.main_pid()
+        wanted, root = list(self._wanted_by_pythons()), self.main_pid()
         if not wanted or root is None or len(self._pythons) >= PYTHON_LIMIT:
             return
         if not (self.started.executing() if self.started else self.window_opened):
@@ -622,6 +661,8 @@ class LivePass:
             if identity in self._pythons or identity is None or self._is_expected(pid, identity):
                 continue
             self._pythons.add(identity)
+            if not self._is_chosen(pid):
+                continue
             if self.context.pids and pid not in (one.pid for one in self.visit.found):
                 self.visit.meet()
             for member, beside in wanted:
@@ -630,16 +671,28 @@ class LivePass:
                 self.notes.append(f"more than {PYTHON_LIMIT} Python processes: the later ones were not looked at")
                 break
 
+    def _wanted_by_pythons(self) -> Iterator[tuple[Member, Beside]]:
+        """From the start on or, where they have a window, as long as that is open."""
+        yield from self._besides("python")
+        if self.window_opened and not self._window_closed and not self.context.pids:
+            yield from ((m, b) for m, b in self._besides("window") if _for_each_python(b))
+
+    def _is_chosen(self, pid: int) -> bool:
+        """Whether it is of a rank that the plan wants to be looked at; what is of no rank is."""
+        rank = numbers(place_of(process.environ_of(pid) or {}))[0]
+        return self.context.ranks is None or rank is None or rank in self.context.ranks
+
     def _is_expected(self, pid: int, identity: tuple[int, ...]) -> bool:
         """Whether it will ring as soon as it can be looked into: a tool that comes earlier finds no Python in it."""
-        if self.inside is None or pid in self._rung or not will_ring(pid):
+        if self.inside is None or pid in self._rung or self.window_opened or not will_ring(pid):
             return False
         return time.monotonic() - self._expected.setdefault(identity, time.monotonic()) < RING_S
 
     def _see_pythons(self) -> None:
         """Notes how the first Python processes were started: whether a launcher has dropped what we had set."""
         root, known = self.main_pid(), self.pythons
-        if self.inside is None or root is None or (known and self._elapsed_s() > EARLY_S) or len(known) >= PYTHON_LIMIT:
+        enough = known and self._elapsed_s() > EARLY_S and len(known) >= (self.ranks.expected or 0)
+        if self.inside is None or root is None or enough or len(known) >= PYTHON_LIMIT:
             return
         if self.started and not self.started.executing():
             return
@@ -670,12 +723,28 @@ class LivePass:
                 self._open_window()
                 self._await_new()
             elif word == "close" and not self._window_closed:
-                self._close_steps()
+                self._closing_since = self._closing_since or time.monotonic()
+                self._closing[pid] = ring
+                continue
             elif word == "done":
                 self._in_window.discard(pid)
+                self._done.add(self.ranks.rank_of(pid))
                 self._first_done = self._first_done or time.monotonic()
             if self.inside:
                 self.inside.answer(pid, ring)
+
+    def _close_together(self) -> None:
+        """The window closes when all that are in it are through: tools beside a job are the same for all ranks. One for
+        which others wait in a collective is not held for long."""
+        others = (pid for pid in self._in_window - {*self._closing} if process.alive(pid))
+        if not self._closing or (time.monotonic() - self._closing_since < TOGETHER_S and any(others)):
+            return
+        if not self._window_closed:
+            self._close_steps()
+        for pid, ring in self._closing.items():
+            if self.inside:
+                self.inside.answer(pid, ring)
+        self._closing.clear()
 
     def _await_new(self) -> None:
         """Until the tools that were started just now have attached."""
@@ -700,11 +769,13 @@ class LivePass:
 
     def _stop_when_done(self) -> None:
         """Ends the target, where the plan says so, when all processes have done the window's steps: one rank may still
-        save its own while another has gone on."""
+        save its own, or be on its way to them, while another has gone on."""
         window, since = self.planned.window, self._first_done
         if window is None or window.then != "stop" or since is None or self.ended_by == "window":
             return
-        if not any(map(process.alive, self._in_window)) or time.monotonic() - since > LET_GO_S:
+        busy = any(map(process.alive, self._in_window)) or bool(self.ranks.living() - self._done)
+        all_done = not busy and self.context.all_done()
+        if all_done or time.monotonic() - since > LET_GO_S:
             self._close_window("stop")
 
     def _turn_window(self) -> None:
@@ -747,10 +818,10 @@ class LivePass:
         pid = self.main_pid()
         for member, beside in self._besides("window"):
             member.started_ns = self._now_ns()
-            if pid is not None:
+            if pid is not None and (self.context.pids or not _for_each_python(beside)):
                 self._help(member, beside, pid)
+        self._attach_to_pythons()
         if self.context.pids:  # the time that a user has asked for is that in which the tools look
-            self._attach_to_pythons()
             self._await_new()
 
     def _close_window(self, then: str) -> None:
@@ -772,11 +843,11 @@ class LivePass:
         received, limit_s = self.context.interrupts.received, self.planned.timeout_s
         if received and self.ended_by != "interrupt":
             self.ended_by = "interrupt"
-            self._ladder = Ladder(((received[0], INTERRUPT_GRACE_S), *STOP_LADDER[1:]))
+            self._ladder = Ladder(((received[0], INTERRUPT_GRACE_S + self.context.patience_s), *STOP_LADDER[1:]))
             self._climb()  # before a word is said, for which a terminal that stands still might keep us waiting
             self.context.observer.interrupted(received[0])
         elif len(received) > 1 and self._ladder and signal.SIGKILL not in self._ladder.sent:
-            self._ladder = Ladder(STOP_LADDER[-1:])
+            self._ladder = Ladder(STOP_LADDER[-1:] * (2 if self.context.leads else 1))  # first the agents are asked
         elif limit_s is not None and self._ladder is None and self._elapsed_s() > limit_s:
             self.ended_by, self._ladder = "timeout", Ladder(STOP_LADDER)
 
@@ -789,7 +860,7 @@ class LivePass:
     def _climb(self) -> None:
         """Sends the next signal to a target that is to end. An attached process is never ended."""
         number = self._ladder.next_signal() if self._ladder and self.started else None
-        if number is None or self.started is None or self._ladder is None:
+        if number is None or self.started is None or self._ladder is None or self.context.ask_to_end(number):
             return
         main = self.main_pid() if self.inner.gone_at is None else None
         if main is None:
@@ -859,7 +930,7 @@ class LivePass:
         """Ends the tools of a member; those that end with the target get a moment to do so by themselves."""
         began = time.monotonic()
         for aide in member.aides:
-            grace_s = max(aide.beside.grace_s, member.collector.flush)
+            grace_s = self._at_most(max(aide.beside.grace_s, member.collector.flush))
             if not aide.helper.asked_to_stop and not self.context.pids:
                 aide.helper.wait(BY_ITSELF_S, self.hurried)
             aide.stop(grace_s, self.hurried)
@@ -876,7 +947,7 @@ class LivePass:
         if not wrapped:
             return
         # a tool that was our child has written what it had when it ended; a tracer beside the target writes now
-        flush_s = max(m.collector.flush for m in wrapped) if not self.is_wrapped() else AGENTS_S
+        flush_s = self._at_most(max(m.collector.flush for m in wrapped)) if not self.is_wrapped() else AGENTS_S
         deadline, asked = ended + flush_s, False
         while tools := self._tools():
             now = time.monotonic()
@@ -891,6 +962,12 @@ class LivePass:
         since = self.inner.gone_at if self.inner.gone_at is not None else ended
         for member in wrapped:
             member.flush_s = round(time.monotonic() - since, 3)
+
+    def _at_most(self, flush_s: float) -> float:
+        """How long tools may take to write what they have."""
+        ended = self.started.exit if self.started else None
+        failed = ended is not None and self.ended_by == "itself" and ended.status not in self.context.ok_exit_codes
+        return min(flush_s, self.context.failed_flush_s) if failed else flush_s
 
     def _release(self, tools: list[int]) -> None:
         """Ends the wait of tools that follow processes which the target left running.
@@ -970,6 +1047,10 @@ class LivePass:
                 log.write(text)
 
 
+def _for_each_python(beside: Beside) -> bool:
+    return any("{python}" in word for word in beside.argv)
+
+
 def _texts(folders: Iterable[Path]) -> str:
     return "".join(tail(path) for folder in folders for path in sorted(folder.glob("*.log")))
 
@@ -998,13 +1079,16 @@ def _size(path: Path) -> int:
 
 
 def _top_pythons(root: int, but: set[int], *, through_wrappers: bool) -> list[int]:
-    """The Python processes of a tree that have no Python among their ancestors in it, or none but that of a wrapper."""
+    """The Python processes of a tree that have no Python among their ancestors in it, or none but that of a launcher of
+    ranks, or of any wrapper."""
     found, queue = [], [root]
     while queue:
         pid = queue.pop(0)
         if pid in but:
             continue
-        if process.is_python(pid) and not (through_wrappers and wrapper_of(process.argv_of(pid))):
+        wrapper = wrapper_of(process.argv_of(pid))
+        passed = wrapper in LAUNCHERS.values() or (through_wrappers and wrapper)
+        if not passed and process.is_python(pid):
             found.append(pid)
         else:
             queue += process.children(pid)

@@ -179,6 +179,25 @@ class Armed:
 
 
 @dataclass(frozen=True)
+class RankSeen:
+    """A rank of a job, as it was seen on this host: its first process. Times: ns since the Unix epoch."""
+
+    rank: int
+    local_rank: int | None = None
+    world_size: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    started_ns: int | None = None
+    """The start of its process; None: unknown."""
+    ended_ns: int | None = None
+    """None: unknown, or it had not ended when the pass had."""
+    exit: Exit | None = None
+    """None where nobody could tell: it is another process that waits for a rank's end."""
+    started: tuple[int, ...] = ()
+    """The pids of what it has started, as far as that was seen."""
+
+
+@dataclass(frozen=True)
 class TargetRun:
     """One run of the target as measured by profrun itself. Times: ns since the Unix epoch, seconds for durations."""
 
@@ -201,7 +220,32 @@ class TargetRun:
     """The top-most Python processes, as far as they lived long enough to be seen."""
     attached: tuple[Attached, ...] = ()
     """The processes that were looked at, parents before children, where they ran already."""
+    ranks: tuple[RankSeen, ...] = ()
+    """The ranks that were seen on this host, the lowest first; empty for a program without ranks."""
+    ranks_expected: int | None = None
+    """How many ranks were to run on this host, as they or their launcher say; None: nobody has said."""
+    ranks_chosen: tuple[int, ...] | None = None
+    """The ranks that the collectors were to look at; None: all."""
     notes: tuple[str, ...] = ()
+
+    def rank_by_pid(self) -> dict[int, int]:
+        """The rank of each process of which it is known."""
+        found = {one.pid: one.rank for one in self.attached if one.rank is not None}
+        for seen in self.ranks:
+            found |= {pid: seen.rank for pid in (seen.pid, *seen.started) if pid is not None}
+        return found
+
+    def failed_ranks(self) -> tuple[RankSeen, ...]:
+        """The ranks of which it is known that they ended otherwise than well, in the order of their ends."""
+        bad = [one for one in self.ranks if one.exit and one.exit.status]
+        return tuple(sorted(bad, key=lambda one: (one.ended_ns or 0, one.rank)))
+
+    def missing_ranks(self) -> tuple[int, ...]:
+        """The ranks that were to run on this host and were not seen."""
+        firsts = [one.rank - one.local_rank for one in self.ranks if one.local_rank is not None]
+        first = min(firsts, default=0)
+        wanted = range(first, first + (self.ranks_expected or 0))
+        return tuple(sorted(set(wanted) - {one.rank for one in self.ranks}))
 
 
 @dataclass(frozen=True)
@@ -521,6 +565,43 @@ class Pass:
 
 
 @dataclass(frozen=True)
+class Task:
+    """One task of a pass that srun or mpirun has started, perhaps on another host, as its agent tells of it."""
+
+    index: int
+    """Its number in the job, from 0."""
+    host: str | None = None
+    """As the launcher names it; None: it has not been heard of."""
+    hostname: str | None = None
+    """As that machine names itself, where that is another name."""
+    node: int | None = None
+    """The number of its host in the job, from 0."""
+    place: str | None = None
+    """What its captures and files bear behind an @: its host, and its rank, as n1.r0, or its number, as n1.t0."""
+    ranks: tuple[int, ...] = ()
+    """The global ranks of the processes in it, as far as they were told."""
+    run: TargetRun | None = None
+    """Its part of the run; None: it has left no record. Times are of its host's clock."""
+    missing: str | None = None
+    """Why nothing is known of it."""
+    clock_offset_ns: int | None = None
+    """To be added to a time of its host for that of the host that leads; None: not measured."""
+    clock_at_ns: int = 0
+    """By its host's clock, when that is so: the middle of the pass."""
+    clock_error_ns: int | None = None
+    """What bounds the error of that: half the shortest round trip."""
+    clock_drift: float = 0.0
+    """By how much that offset grows, in ns per ns, between the two times when it was measured."""
+    notes: tuple[str, ...] = ()
+
+    def led(self, time_ns: int | None) -> int | None:
+        """A time of its host by the clock of the host that leads; as it is where the clocks were not compared."""
+        if time_ns is None or self.clock_offset_ns is None:
+            return time_ns
+        return time_ns + self.clock_offset_ns + round(self.clock_drift * (time_ns - self.clock_at_ns))
+
+
+@dataclass(frozen=True)
 class PassRecord:
     """One run of the target, as it happened."""
 
@@ -538,6 +619,17 @@ class PassRecord:
     step_slowdown_ci95: tuple[float, float] | None = None
     attempts: int = 1
     notes: tuple[str, ...] = ()
+    tasks: tuple[Task, ...] = ()
+    """Of a run on several hosts, its parts; `run` then is that of the whole job. Empty: it was one program here."""
+
+    def task_of(self, capture: str) -> Task | None:
+        """The task that a capture of this pass comes from; None where the pass was one program."""
+        return next((task for task in self.tasks if task.place and capture.endswith(f"@{task.place}")), None)
+
+    def run_of(self, capture: str) -> TargetRun | None:
+        """The run that it has looked at."""
+        task = self.task_of(capture)
+        return task.run if task else self.run
 
 
 StepStatus = Literal["applied", "already", "clamped", "not_available", "refused", "drifted", "failed"]
@@ -691,6 +783,12 @@ class StepRecord:
     parts: tuple[Part, ...] = ()
     ignored: bool = False
     """The plan wants no word of it when it does not work (`on_fail: ignore`)."""
+    host: str | None = None
+    """Of a job on several hosts, the one that it was applied on, but for that of the leader: None."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.use} on {self.host}" if self.host else self.use
 
 
 @dataclass(frozen=True)

@@ -12,20 +12,19 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import imported, registry, stats, told, trust
+from orchestrator import imported, stats, told, trust
+from orchestrator.collectors.base import Parsed
 from orchestrator.env_steps.base import Step
-from orchestrator.errors import ParseError
-from orchestrator.model import IN_FORCE, Capture, Metric, PassRecord, StepRecord, Tool
-from orchestrator.tables import SCHEMAS
+from orchestrator.model import IN_FORCE, Capture, Metric, PassRecord, StepRecord
+from orchestrator.reading import Reader, updated
+from orchestrator.tables import SCHEMAS, Table
 
 if TYPE_CHECKING:
     import pandas
 
-    from orchestrator.collectors.base import Collector, Parsed
     from orchestrator.plan import Plan
-    from orchestrator.tables import Table
+    from orchestrator.tables import Piece, Stored
 
-_PASS_OPTIONS = ("role", "repeat", "picks")
 _LOG_LIMIT_BYTES = 256 << 20
 
 
@@ -36,7 +35,7 @@ class Normalised:
 
     captures: tuple[Capture, ...]
     passes: tuple[PassRecord, ...]
-    parts: Mapping[str, list[Table]] = field(default_factory=dict)
+    parts: Mapping[str, list[Piece]] = field(default_factory=dict)
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     environment: tuple[StepRecord, ...] = ()
     machine: Mapping[str, Any] = field(default_factory=dict)
@@ -50,44 +49,56 @@ def normalise(
     root: Path,
     log: Callable[[str], None],
     environment: Sequence[StepRecord] = (),
+    store: Callable[[Table], Stored] | None = None,
 ) -> Normalised:
-    """Parses every capture. An exception of a parser is that capture's `unreadable`, with its traceback in the log."""
-    parts: dict[str, list[Table]] = {}
-    metrics: dict[str, Metric] = {}
-    seen: dict[str, imported.Seen] = {}
-    done = []
+    """Reads every capture. An exception of a parser is that capture's `unreadable`, with its traceback in the log.
+    store: where long tables may be put aside."""
     inner = {record.id: told.of_pass(record, root) for record in passes}
     timed = [
         _with_notes(record, (*inner[record.id].notes, *trust.words(record)))
         for record in trust.compared(passes, {id_: one.usual_step_s for id_, one in inner.items()})
     ]
-    for record in passes:
-        first = next((capture.id for capture in captures if capture.pass_id == record.id), record.id)
-        for table in inner[record.id].tables:
-            parts.setdefault(table.name, []).append(table.with_capture(first))
-    for capture in captures:
-        parsed = _parse(capture, log)
-        if isinstance(parsed, str):
-            there = tuple(a for a in capture.artifacts if (capture.root / a.path).exists())
-            capture = replace(capture, status="unreadable", reason=parsed, artifacts=there)
-        elif parsed is not None:
-            for table in parsed.tables:
-                parts.setdefault(table.name, []).append(table.with_capture(capture.id, capture.rank))
-            if isinstance(parsed, imported.Seen):
-                seen[capture.id] = parsed
-            else:
-                metrics.update(parsed.metrics)
-            capture = _updated(capture, parsed)
-        done.append(_judged(capture, timed, passes, plan))
+    own = _told(captures, passes, inner)
+    reading = Reader(captures, passes, own, store).read(log)
+    names = dict.fromkeys((*own, *reading.parts))
+    parts: dict[str, list[Piece]] = {name: [*own.get(name, ()), *reading.parts.get(name, ())] for name in names}
+    seen = {id_: one for id_, one in reading.found.items() if isinstance(one, imported.Seen)}
+    metrics: dict[str, Metric] = {}
+    for id_, one in reading.found.items():
+        if isinstance(one, Parsed) and id_ not in seen:
+            metrics.update(one.metrics)
+    done = [_judged(updated(c, reading.found[c.id]), timed, passes, plan) for c in captures]
     metrics.update(_of_files(seen, several=sum(capture.imported for capture in captures) > 1))
     metrics.update(_timing(timed))
     metrics.update(_of_steps(timed, inner))
     metrics.update(_from_output(plan, timed, root))
-    counted = {record.id for record in passes if record.role != "warmup"}
-    watched = {capture.id for capture in captures if capture.pass_id in counted}
-    samples = [table for table in parts.get("samples", ()) if watched & {*table.columns["capture"][:1]}]
-    as_seen = _as_seen(environment, plan, timed, inner, _Watch(samples, log))
+    as_seen = _as_seen(environment, plan, timed, inner, _Watch(_watched(parts, captures, passes), log))
     return Normalised(tuple(done), tuple(timed), parts, metrics, as_seen, _elsewhere(seen))
+
+
+def _told(
+    captures: Sequence[Capture], passes: Sequence[PassRecord], inner: Mapping[str, told.Told]
+) -> dict[str, list[Table]]:
+    """The tables that the target's processes have told of; they go by the first capture of their pass."""
+    parts: dict[str, list[Table]] = {}
+    for record in passes:
+        own = [capture.id for capture in captures if capture.pass_id == record.id]
+        for place, one in (inner[record.id].of_tasks or {"": inner[record.id]}).items():
+            named = (id_ for id_ in own if not place or id_.endswith(f"@{place}"))
+            first = next(named, f"{record.id}@{place}" if place else record.id)
+            for table in one.tables:
+                parts.setdefault(table.name, []).append(table.with_capture(first))
+    return parts
+
+
+def _watched(
+    parts: Mapping[str, Sequence[Piece]], captures: Sequence[Capture], passes: Sequence[PassRecord]
+) -> list[Table]:
+    """What the monitor has read in the passes that count."""
+    counted = {record.id for record in passes if record.role != "warmup"}
+    ours = {capture.id for capture in captures if capture.pass_id in counted}
+    samples = (table for table in parts.get("samples", ()) if isinstance(table, Table))
+    return [table for table in samples if ours & {*table.columns["capture"][:1]}]
 
 
 def _of_files(seen: Mapping[str, imported.Seen], *, several: bool) -> dict[str, Metric]:
@@ -141,7 +152,8 @@ def _as_seen(
     for step, record in _with_steps(plan, environment):
         if step is not None:
             record = _started_with(step, record, started) if started and record.status in IN_FORCE else record
-            record = watch.over(step, record)
+            # the monitor of one host says nothing of another
+            record = record if record.host else watch.over(step, record)
         done.append(record)
     return tuple(done)
 
@@ -200,44 +212,6 @@ class _Watch:
         nothing = pandas.DataFrame(columns=[column.name for column in SCHEMAS["samples"]])
         found = [pandas.DataFrame(dict(table.columns)) for table in self.samples]
         return pandas.concat(found, ignore_index=True) if found else nothing
-
-
-def rebuilt(capture: Capture) -> Collector:
-    """The collector of a capture, with the options that it had."""
-    options = {k: v for k, v in capture.options.items() if k not in _PASS_OPTIONS}
-    return registry.collector(capture.collector).model_validate(options)
-
-
-def _parse(capture: Capture, log: Callable[[str], None]) -> Parsed | str | None:
-    """What the capture's files say; None when there is nothing to read; a string says why they can't be read."""
-    if capture.status not in ("ok", "degraded", "target_failed") or (capture.run is None and not capture.artifacts):
-        return None
-    if capture.run and capture.run.start_error:
-        return None
-    try:
-        return imported.parse(capture) if capture.imported else rebuilt(capture).parse(capture)
-    except ParseError as error:
-        gone = [a.path for a in capture.artifacts if not (capture.root / a.path).exists()]
-        return f"{', '.join(gone)} was deleted since the pass" if gone else str(error)
-    except MemoryError:
-        return "there was not enough memory to read it"
-    except Exception as error:  # a fault in a parser must cost its own capture only
-        log(f"{capture.id}: {traceback.format_exc()}")
-        return f"its parser failed, which is a bug: {type(error).__name__}: {error} (traceback in run.log)"
-
-
-def _updated(capture: Capture, parsed: Parsed) -> Capture:
-    if isinstance(parsed, imported.Seen):
-        tool = Tool(parsed.tool, None, parsed.version) if parsed.tool else capture.tool
-        capture = replace(capture, tool=tool, rank=parsed.rank)
-    return replace(
-        capture,
-        status=parsed.status or capture.status,
-        reason=parsed.reason or capture.reason,
-        trust=parsed.trust or capture.trust,
-        clock=capture.clock or parsed.clock,
-        notes=(*capture.notes, *parsed.notes),
-    )
 
 
 def _judged(capture: Capture, timed: Sequence[PassRecord], passes: Sequence[PassRecord], plan: Plan) -> Capture:

@@ -73,7 +73,9 @@ def _target_failed(run: TargetRun | None, fine: Sequence[int]) -> Verdict | None
         return run.exit.status, "target_failed", f"the target could not be started: {run.start_error}"
     if run.ended_by != "itself" or run.exit.status in fine:
         return None
-    return run.exit.status, "target_failed", f"the target failed: {run.exit.describe()}"
+    first = next(iter(run.failed_ranks()), None)
+    who = f" (rank {first.rank} before the others: {first.exit.describe()})" if first and first.exit else ""
+    return run.exit.status, "target_failed", f"the target failed: {run.exit.describe()}{who}"
 
 
 def _environment(steps: Sequence[StepRecord], failed: bool) -> Verdict | None:

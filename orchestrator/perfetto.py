@@ -112,9 +112,14 @@ class Writer:
 
     # tracks -----------------------------------------------------------------------------------------------------------
 
-    def process(self, pid: int, name: str, command: tuple[str, ...] = ()) -> Track:
+    def process(self, pid: int, name: str, command: tuple[str, ...] = (), place: int | None = None) -> Track:
+        """place: where it stands among the others, where that is not by chance."""
+
         def describe(packet: Any) -> None:
             packet.track_descriptor.process.pid = pid
+            if place is not None:
+                packet.track_descriptor.process.legacy_sort_index = place
+                packet.track_descriptor.sibling_order_rank = place
             packet.track_descriptor.process.process_name = name
             packet.track_descriptor.process.cmdline.extend(command)
 

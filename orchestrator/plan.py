@@ -25,6 +25,8 @@ from orchestrator import registry, sharing
 from orchestrator.collectors.base import Collector
 from orchestrator.env_steps.base import Step
 from orchestrator.errors import UsageError
+from orchestrator.launchers.base import Launcher
+from orchestrator.launchers.detect import Auto
 from orchestrator.planfile.fields import Command, Environment, Variable, Word
 from orchestrator.units import Budget, Duration
 
@@ -146,6 +148,17 @@ class ReportPlan(_Part):
     env_show: tuple[Variable, ...] = Field(
         (), description="environment variables whose values are shown, beyond the built-in list of harmless ones"
     )
+    keep_raw: PositiveDuration | None = Field(
+        14 * 86400.0,
+        description="how long the raw files of unremarkable nights are kept; only `profrun nightly` ever deletes any. "
+        "null: for ever",
+    )
+    history: Word | None = Field(
+        None,
+        min_length=1,
+        description="the database that remembers the run: a URL (postgresql://...), a file or folder, or none; "
+        "history.sqlite beside the report's folder when left out",
+    )
 
 
 def _dumped(part: BaseModel) -> dict[str, Any]:
@@ -157,14 +170,24 @@ def collector_of(value: Any) -> Collector:
     return _built(value, "collector", Collector, registry.collector, registry.collector_names)
 
 
-def _step(value: Any) -> Step:
+def step_of(value: Any) -> Step:
+    """The environment step that these keys and values describe. Raises ValueError for what is none."""
     return _built(value, "environment step", Step, registry.environment_step, registry.environment_names)
+
+
+def _launcher(value: Any) -> Launcher:
+    if not isinstance(value, (dict, Launcher)):
+        raise _refused("needs keys and values that say which launcher it is", "write {use: auto}")
+    return _built(value, "launcher", Launcher, registry.launcher, registry.launcher_names)
 
 
 AnyCollector = Annotated[
     Collector, PlainValidator(collector_of), PlainSerializer(_dumped), WithJsonSchema({"$comment": "collector"})
 ]
-AnyStep = Annotated[Step, PlainValidator(_step), PlainSerializer(_dumped), WithJsonSchema({"$comment": "step"})]
+AnyStep = Annotated[Step, PlainValidator(step_of), PlainSerializer(_dumped), WithJsonSchema({"$comment": "step"})]
+AnyLauncher = Annotated[
+    Launcher, PlainValidator(_launcher), PlainSerializer(_dumped), WithJsonSchema({"$comment": "launcher"})
+]
 
 
 class Together(_Part):
@@ -262,6 +285,9 @@ class Plan(_Part):
     )
     environment: tuple[AnyStep, ...] = Field((), description="steps applied before the passes, and undone in reverse")
     collectors: tuple[Item, ...] = Field(min_length=1, description="what to look with, in this order; one pass each")
+    launcher: AnyLauncher = Field(
+        Auto(), description="what starts the ranks of a job, and which of them to look at; auto sees it in the command"
+    )
     leftovers: Literal["keep", "end"] = Field(
         "keep", description="what to do with processes that the target leaves running; they are named in any case"
     )

@@ -69,13 +69,14 @@ def preflight(run: Run, machine: Machine) -> Preflight:
 
 def ask(run: Run, machine: Machine) -> Preflight:
     """What every collector and every environment step says of this machine."""
-    hurdles = () if run.pids else launching.hurdles(run.target.argv, _wanted_in_a_container(run))
-    held = occupied.holders(run.target.argv, run.collectors(), run.plan.environment, machine)
+    hurdles = () if run.pids else launching.hurdles(run.program, _wanted_in_a_container(run))
+    hurdles = tuple(one for one in hurdles if one.name not in run.plan.launcher.removes())
+    held = occupied.holders(run.program, run.collectors(), run.plan.environment, machine)
     members = tuple((member, tuple(_checks(member, machine, run, hurdles, held))) for member in run.collectors())
     steps = tuple((step, tuple(_of_step(step, machine))) for step in run.plan.environment)
     watched = any(member.use == "monitor" for member in run.collectors())
     about = [_about(hurdle) for hurdle in hurdles if hurdle.far or run.plan.target.inject]
-    about += [] if run.pids else occupied.about(run.target.argv)
+    about += [] if run.pids else [*occupied.about(run.program), *about_ranks(run, machine)]
     return Preflight(members, steps if watched else tuple(_unwatched(steps)), tuple(about))
 
 
@@ -113,6 +114,26 @@ def _wanted_in_a_container(run: Run) -> tuple[str, ...]:
 def _about(hurdle: Hurdle) -> Check:
     meant = "what is measured is this command, not the program" if hurdle.far else "no steps, no seeds there"
     return Check("target", "warn", f"{hurdle.name}: {hurdle.why}; {meant}", hurdle.way)
+
+
+def about_ranks(run: Run, machine: Machine) -> Iterator[Check]:
+    """Which launcher was seen, how many ranks it will start, and what does not fit that number."""
+    starter, count, chosen = run.starter, run.expected, run.plan.launcher.ranks
+    if run.pids or (starter is None and run.plan.launcher.use == "auto" and chosen is None):
+        return
+    by = starter.name if starter else run.plan.launcher.use
+    known = f"{count.world} ranks" if count.world else "how many ranks it starts is not known before they run"
+    here = f", {count.here} of them on this host" if count.here and count.here != count.world else ""
+    which = f"; the collectors look at {', '.join(map(str, chosen))}" if chosen else ""
+    yield Check("launcher", "ok", f"{by}: {known}{here}{which}")
+    beyond = [rank for rank in chosen or () if count.world and rank >= count.world]
+    if beyond:
+        said = f"there will be no rank {', '.join(map(str, beyond))}: the command starts 0 to {(count.world or 0) - 1}"
+        yield Check("launcher", "warn", said, "mend launcher.ranks")
+    cpus = machine.target_cpus
+    if cpus and count.here and len(cpus) < count.here:
+        said = f"{count.here} ranks share {len(cpus)} CPU{'s' * (len(cpus) > 1)}: each waits for the others"
+        yield Check("affinity", "warn", said, "give affinity.cpus at least one CPU a rank, or leave cpus out")
 
 
 def _out_of_reach(collector: Collector, hurdles: Iterable[Hurdle]) -> Check | None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import json
+import mmap
 import os
 import re
 import resource
@@ -15,10 +17,13 @@ import select
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import tempfile
 import threading
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +51,10 @@ _PF_KTHREAD = 0x00200000
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
+_PIDFD_INFO = struct.Struct("<Q52xi")
+"""The first version of `struct pidfd_info`: which of its fields are asked for, or given, and the wait status."""
+_PIDFD_INFO_EXIT = 1 << 3
+_PIDFD_GET_INFO = 0xC000FF0B | _PIDFD_INFO.size << 16
 
 
 # ---------------------------------------------------------------- short questions
@@ -441,6 +450,44 @@ def own_rss_bytes() -> int:
     return int((_PROC / "self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
+class Onlooker:
+    """The end of a process that is another's child: that it has come, and how, as far as the kernel tells."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self._born = pid, born(pid)
+        self._fd: int | None = None
+        with contextlib.suppress(AttributeError, OSError):  # before Linux 5.3, or gone by now
+            self._fd = os.pidfd_open(pid)
+
+    def fileno(self) -> int | None:
+        """Becomes readable at the end; None where the kernel has no such thing."""
+        return self._fd
+
+    def ended(self) -> bool:
+        if self._fd is not None:
+            return bool(select.select([self._fd], [], [], 0)[0])
+        return not alive(self.pid) or born(self.pid) != self._born
+
+    def exit(self) -> Exit | None:
+        """How it has ended; None where nobody tells. Until its parent has taken note of it /proc does (proc(5), field
+        52 of /proc/PID/stat), and from Linux 6.15 on the pidfd (linux/pidfd.h, PIDFD_GET_INFO)."""
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            fields = (_PROC / str(self.pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            if fields[0] == "Z" and int(fields[19]) == self._born and is_readable(self.pid):
+                return wait_status(int(fields[49]))
+        with contextlib.suppress(OSError, TypeError):
+            told = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, 0))
+            fcntl.ioctl(self._fd, _PIDFD_GET_INFO, told)  # type: ignore[arg-type]
+            mask, status = _PIDFD_INFO.unpack(told)
+            return wait_status(status) if mask & _PIDFD_INFO_EXIT else None
+        return None
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
 # ---------------------------------------------------------------- the profilers beside it
 
 
@@ -616,6 +663,115 @@ def _hearing_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+# ---------------------------------------------------------------- copies of ourselves
+
+
+class Lost(Exception):
+    """A worker has given nothing back: it was killed, or has ended itself."""
+
+
+class Worker:
+    """A copy of this process that does one piece of work beside it. `fileno` becomes readable when it has ended.
+
+    Where memory runs out the kernel is to end it, and not us: a worker's loss is that of its work. It ends with us, and
+    leaves what a terminal sends to us."""
+
+    def __init__(self, work: Callable[[Callable[[int], None]], object]) -> None:
+        """`work` gets a function that notes where it is (`at`), and gives back what can be pickled.
+
+        Raises OSError where there is no room for another process."""
+        self._answer: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - open until its result is taken
+        self._at = mmap.mmap(-1, 8)  # shared with the copy
+        bind = _bound_to_us()
+        with warnings.catch_warnings():  # that other threads are not copied: those of numpy know
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
+        if self.pid == 0:
+            _work(work, self._answer, self._at, bind)
+        self._end = _end_of(self.pid)
+        _WAITED_FOR.add(self.pid)
+
+    def fileno(self) -> int:
+        return self._end
+
+    @property
+    def at(self) -> int:
+        """What it has noted last; 0: nothing."""
+        return int.from_bytes(self._at[:8], "little")
+
+    def result(self) -> Any:
+        """Waits for its end, and gives back what it has. Raises Lost with how it has ended; MemoryError where it had
+        too little; the OSError that the work has raised; RuntimeError with its traceback for anything else."""
+        _, status = os.waitpid(self.pid, 0)
+        self._close()
+        if status:
+            raise Lost(wait_status(status).describe())
+        import pickle
+
+        self._answer.seek(0)
+        how, what = pickle.load(self._answer)
+        if how == "memory":
+            raise MemoryError(what)
+        if how == "failed":
+            raise RuntimeError(what)
+        if how == "raised":
+            raise what
+        return what
+
+    def kill(self) -> None:
+        """Ends it, whatever it does."""
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self._close()
+
+    def _close(self) -> None:
+        os.close(self._end)
+        _WAITED_FOR.discard(self.pid)
+
+
+def _work(
+    work: Callable[[Callable[[int], None]], object], answer: IO[bytes], at: mmap.mmap, bind: Callable[[int], None]
+) -> NoReturn:
+    """What the copy does. It never comes back, and flushes nothing that is its parent's to flush."""
+    try:
+        import pickle
+
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        bind(signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            (_PROC / "self/oom_score_adj").write_text("900")
+        try:
+            told = "done", work(lambda number: at.__setitem__(slice(0, 8), number.to_bytes(8, "little")))
+        except MemoryError as error:
+            told = "memory", str(error)
+        except OSError as error:
+            told = "raised", error
+        except Exception:
+            told = "failed", traceback.format_exc()
+        pickle.dump(told, answer, pickle.HIGHEST_PROTOCOL)
+        answer.flush()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def first_ended(workers: Sequence[Worker]) -> Worker:
+    """Waits until one of them has ended."""
+    return select.select(workers, [], [])[0][0]
+
+
+def room_bytes() -> int | None:
+    """How much memory can still be had without swapping; None where the kernel does not say."""
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = (_PROC / "meminfo").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) << 10
+    return None
+
+
 # ---------------------------------------------------------------- who is there
 
 
@@ -686,6 +842,13 @@ def born(pid: int) -> int | None:
     """Its start, in clock ticks since boot: with the pid it names one process for ever. None when it is gone."""
     found = image(pid)
     return None if found is None else found[1]
+
+
+def born_ns(pid: int) -> int | None:
+    """Its start in ns since the Unix epoch, right to a tick (10 ms); None when it is gone."""
+    ticks = born(pid)
+    boot_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return None if ticks is None else boot_ns + ticks * 10**9 // os.sysconf("SC_CLK_TCK")
 
 
 def image(pid: int) -> tuple[int, ...] | None:

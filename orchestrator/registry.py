@@ -1,8 +1,8 @@
 """The names that a plan may use, and the classes behind them: a built-in line here, or an entry point of an installed
 package.
 
-Entry-point groups: profrun.collectors, profrun.environment, profrun.rules. A class is imported when its name is asked
-for."""
+Entry-point groups: profrun.collectors, profrun.environment, profrun.launchers, profrun.rules. A class is imported when
+its name is asked for."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from orchestrator.collectors.base import Collector
     from orchestrator.env_steps.base import Step
+    from orchestrator.launchers.base import Launcher
 
 COLLECTORS = {
     "timing": "orchestrator.collectors.timing:Timing",
@@ -45,6 +46,14 @@ ENVIRONMENT = {
     "quiet_services": "orchestrator.env_steps.quiet_services:QuietServices",
 }
 
+LAUNCHERS = {
+    "auto": "orchestrator.launchers.detect:Auto",
+    "local": "orchestrator.launchers.local:Local",
+    "mpi": "orchestrator.launchers.mpi:Mpi",
+    "slurm": "orchestrator.launchers.slurm:Slurm",
+    "torchrun": "orchestrator.launchers.torchrun:Torchrun",
+}
+
 RULES = {
     "data_quality": "orchestrator.diagnose.data_quality:RULES",
     "environment": "orchestrator.diagnose.environment:RULES",
@@ -60,6 +69,8 @@ RULES = {
     "torch_ops": "orchestrator.diagnose.torch_ops:RULES",
     "torch_memory": "orchestrator.diagnose.torch_memory:RULES",
     "training": "orchestrator.diagnose.training:RULES",
+    "job": "orchestrator.diagnose.job:RULES",
+    "ranks": "orchestrator.diagnose.ranks:RULES",
 }
 
 
@@ -73,6 +84,16 @@ def environment_step(name: str) -> type[Step]:
     """The environment step of that name. Raises KeyError when nobody offers it."""
     found: type[Step] = _load("profrun.environment", ENVIRONMENT, name)
     return found
+
+
+def launcher(name: str) -> type[Launcher]:
+    """The launcher class of that name. Raises KeyError when there is none."""
+    found: type[Launcher] = _load("profrun.launchers", LAUNCHERS, name)
+    return found
+
+
+def launcher_names() -> list[str]:
+    return sorted({*LAUNCHERS, *_plugins("profrun.launchers")})
 
 
 def collector_names() -> list[str]:

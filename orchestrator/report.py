@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -29,9 +29,11 @@ from orchestrator.model import (
     Part,
     PassRecord,
     Process,
+    RankSeen,
     SeenPython,
     StepRecord,
     TargetRun,
+    Task,
     Tool,
 )
 
@@ -95,9 +97,27 @@ class Report:
             raise KeyError(f"no table is called {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
         if info is None:
             return None
-        path = self.folder / info.path
+        return self._from(name, lambda path: _read(path, path.stat().st_mtime_ns).copy(deep=False))
+
+    def rows(
+        self, name: str, captures: Sequence[str] | None = None, columns: Sequence[str] | None = None
+    ) -> pandas.DataFrame | None:
+        """Some columns of the rows of some captures: of a table of many ranks all would not fit into memory. Otherwise
+        as `table`."""
+        if self.tables.get(name) is None:
+            return self.table(name)
+        return self._from(name, lambda path: tables.read(path, columns, captures))
+
+    def longest(self, name: str, count: int, by: Sequence[str]) -> pandas.DataFrame | None:
+        """So many rows of a table of any length, by the first of these columns that is known. Otherwise as `table`."""
+        if self.tables.get(name) is None:
+            return self.table(name)
+        return self._from(name, lambda path: tables.longest(path, count, by)[0])
+
+    def _from(self, name: str, read: Callable[[Path], pandas.DataFrame]) -> pandas.DataFrame:
+        path = self.folder / self.tables[name].path
         try:
-            return _read(path, path.stat().st_mtime_ns).copy(deep=False)
+            return read(path)
         except (OSError, ValueError) as error:
             raise ReportError(
                 f"{path} can't be read", str(error), f"rebuild it: profrun report {self.folder}"
@@ -245,14 +265,13 @@ def _foreign(path: Path, data: Any) -> ReportError:
 
 def _from_summary(data: Mapping[str, Any], folder: Path) -> Report:
     passes = tuple(pass_from(record) for record in data["passes"])
-    runs = {record.id: record.run for record in passes}
     return Report(
         run=RunInfo(**{**data["run"], "command": tuple(data["run"]["command"])}),
         outcome=Outcome(**data["outcome"]),
         machine=data["machine"],
         environment=tuple(step_from(step) for step in data["environment"]),
         passes=passes,
-        captures=tuple(replace(capture_from(c, folder), run=runs.get(c["pass_id"])) for c in data["captures"]),
+        captures=tuple(captures_from(data["captures"], passes, folder)),
         tables={name: TableInfo(**info) for name, info in data["tables"].items()},
         metrics={name: _metric(metric) for name, metric in data["metrics"].items()},
         findings=tuple(_finding_from(finding) for finding in data["findings"]),
@@ -267,7 +286,15 @@ def pass_from(data: Mapping[str, Any]) -> PassRecord:
     known = {f.name: data[f.name] for f in fields(PassRecord) if f.name in data}
     tuples = {"collectors": tuple(known["collectors"]), "notes": tuple(known.get("notes", ()))}
     intervals = {name: tuple(known[name]) for name in ("slowdown_ci95", "step_slowdown_ci95") if known.get(name)}
-    return PassRecord(**{**known, **tuples, **intervals, "run": run_from(known.get("run"))})
+    tasks = tuple(task_from(task) for task in known.get("tasks", ()))
+    return PassRecord(**{**known, **tuples, **intervals, "run": run_from(known.get("run")), "tasks": tasks})
+
+
+def task_from(data: Mapping[str, Any]) -> Task:
+    """A task of a pass from its record."""
+    known = {f.name: data[f.name] for f in fields(Task) if f.name in data}
+    tuples = {name: tuple(known.get(name, ())) for name in ("ranks", "notes")}
+    return Task(**{**known, **tuples, "run": run_from(known.get("run"))})
 
 
 def step_from(data: Mapping[str, Any]) -> StepRecord:
@@ -285,8 +312,15 @@ def run_from(data: Mapping[str, Any] | None) -> TargetRun | None:
     seen = tuple(SeenPython(**{**p, "argv": tuple(p["argv"])}) for p in data.get("pythons", ()))
     looked_at = tuple(Attached(**{**p, "argv": tuple(p["argv"])}) for p in data.get("attached", ()))
     rest = {"argv": tuple(data["argv"]), "notes": tuple(data["notes"]), "exit": end, "pythons": seen}
-    rest |= {"attached": looked_at}
+    rest |= {"attached": looked_at, "ranks": tuple(map(_rank_from, data.get("ranks", ())))}
+    chosen = data.get("ranks_chosen")
+    rest |= {"ranks_chosen": None if chosen is None else tuple(chosen)}
     return TargetRun(**{**data, **processes, **rest})
+
+
+def _rank_from(data: Mapping[str, Any]) -> RankSeen:
+    end = Exit(**data["exit"]) if data.get("exit") else None
+    return RankSeen(**{**data, "exit": end, "started": tuple(data.get("started", ()))})
 
 
 def capture_from(data: Mapping[str, Any], folder: Path) -> Capture:
@@ -304,6 +338,14 @@ def capture_from(data: Mapping[str, Any], folder: Path) -> Capture:
             "root": folder,
         }
     )
+
+
+def captures_from(data: Iterable[Mapping[str, Any]], passes: Iterable[PassRecord], folder: Path) -> Iterator[Capture]:
+    """The captures of a report, each with the run that it has looked at."""
+    records = {record.id: record for record in passes}
+    for one in data:
+        capture, record = capture_from(one, folder), records.get(one["pass_id"])
+        yield replace(capture, run=record.run_of(capture.id) if record else None)
 
 
 def _metric(data: Mapping[str, Any]) -> Metric:

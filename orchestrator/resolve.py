@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING
 
 from orchestrator import armed, attached, process
 from orchestrator.errors import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, PreflightError, StartError, UsageError
+from orchestrator.launchers import detect
+from orchestrator.launchers.base import Expected
+from orchestrator.launchers.detect import Found
+from orchestrator.launchers.parted import Parted, parted
 from orchestrator.model import Attached, Child, Pass, Target, Window
 from orchestrator.names import numbers_in
 from orchestrator.units import Times
@@ -42,10 +46,26 @@ class Run:
     """Those with all that they had started by then, parents before children."""
     env_unknown: str | None = None
     """Why `target.env` is not what those processes were started with; None: it is."""
+    starter: Found | None = None
+    """The launcher of ranks that is seen in the command, or was put before it."""
+    expected: Expected = field(default_factory=Expected)
+    """How many ranks it will start, as far as the command says."""
 
     @property
     def name(self) -> str:
         return self.plan.name or "run"
+
+    @property
+    def tasks(self) -> Parted | None:
+        """Of a job that srun or mpirun starts: what starts its tasks, and what each of them is. None: it is one program
+        on this host."""
+        found = None if self.pids else parted(self.target.argv)
+        return found if found and not found.refusal else None
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The command without what starts it as tasks elsewhere."""
+        return self.tasks.command if self.tasks else self.target.argv
 
     def collectors(self) -> list[Collector]:
         """Each collector once, in the plan's order."""
@@ -66,7 +86,21 @@ def resolve(plan: Plan, command: Sequence[str], first_index: int = 1) -> Run:
             "neither the command line nor the plan's target.command names one",
             "profrun PLAN -- python train.py",
         )
-    return Run(plan, target(words, plan.target.cwd, plan.target.env), passes(plan, first_index))
+    return started(plan, words, passes(plan, first_index))
+
+
+def started(plan: Plan, words: tuple[str, ...], planned: tuple[Pass, ...]) -> Run:
+    """The run of a command by the plan's launcher. Raises UsageError where it is no command for that one, StartError
+    when what is to be started can't be found or executed."""
+    try:
+        argv = plan.launcher.argv(words)
+    except ValueError as error:
+        said = f"launcher: {{use: {plan.launcher.use}}} does not go with this command"
+        raise UsageError(said, str(error).partition(": ")[0], str(error).partition(": ")[2]) from error
+    found = target(argv, plan.target.cwd, plan.target.env)
+    return Run(
+        plan, found, planned, starter=detect.found(argv), expected=plan.launcher.expected(words, found.env)
+    )  # fmt: skip
 
 
 NOBODY = "COMMAND"

@@ -13,15 +13,16 @@ import shutil
 import signal
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from orchestrator import __version__, attached, collect, folder, picks, process, redact, registry, resolve
+from orchestrator import __version__, attached, collect, folder, history, picks, process, redact, registry, resolve
 from orchestrator.environment import Environment, alike_once
 from orchestrator.errors import EXIT_CAPTURE, FolderError, PreflightError, ReportError, UsageError
 from orchestrator.guard import Guard
+from orchestrator.launchers.tasks import Lead
 from orchestrator.live import Context
 from orchestrator.machine import Machine
 from orchestrator.model import IN_FORCE, USABLE, Capture, Child, Outcome, Pass, PassRecord, Picks, Status, StepRecord
@@ -35,8 +36,8 @@ from orchestrator.report import (
     Report,
     RunInfo,
     TableInfo,
-    capture_from,
     capture_record,
+    captures_from,
     load,
     machine_facts,
     pass_from,
@@ -45,6 +46,7 @@ from orchestrator.report import (
 )
 from orchestrator.signals import Signals
 from orchestrator.stdio import Stdin
+from orchestrator.tables import Table
 
 if TYPE_CHECKING:
     from orchestrator.collectors.base import Collector
@@ -112,6 +114,8 @@ class State:
     scratch: Path | None = None
     guard: Guard | None = None
     environment: Environment | None = None
+    lead: Lead | None = None
+    """Of a job of tasks: what leads them."""
     facts: dict[str, Any] = field(default_factory=dict)
     told: dict[str, Any] = field(default_factory=dict)
     """What captures of this run have told the passes after them."""
@@ -150,7 +154,7 @@ def _run(state: State) -> None:
     state.signals.at_first = lambda: state.console.warn(
         "the report is being finished; a second signal leaves it as it is"
     )
-    for stage in (keep_raw, keep_log, normalise_and_render, keep_log):
+    for stage in (keep_raw, keep_log, normalise_and_render, remember, keep_log):
         stage(state)
 
 
@@ -249,8 +253,38 @@ def apply_environment(state: State) -> None:
         interrupts=lambda: len(state.signals.received),
         observer=state.console,
     )
-    if not state.environment.apply(state.run.plan.environment):
+    steps = state.run.plan.environment
+    _open_lead(state)
+    if not state.environment.apply(state.lead.steps_here(steps) if state.lead else steps):
         state.console.warn("the environment could not be brought into the plan's state: no pass is run")
+    elif state.lead:
+        _prepare_nodes(state, state.lead)
+
+
+def _open_lead(state: State) -> None:
+    """What leads the tasks, where the command is a job of them."""
+    if state.run.tasks:
+        state.lead = Lead(state.run.tasks, _scratch(state), state.run.plan.tools)
+        if why_not := state.lead.open():
+            state.console.warn(why_not)
+
+
+def _prepare_nodes(state: State, lead: Lead) -> None:
+    """The other hosts of the job into the plan's state."""
+    environment, steps = state.environment, state.run.plan.environment
+    if steps:
+        state.console.stage("preparing the nodes of the job")
+    said = lead.prepare(steps, state.folder, state.info.id, lambda: bool(state.signals.received))
+    if said:
+        state.console.warn(said)
+    if environment is None:
+        return
+    for step in steps if not environment.records else ():  # what goes with the tasks, where no step was for this host
+        environment.child = environment.child.then(step.child())
+    for record in lead.nodes.records if lead.nodes else ():
+        state.console.step_ends(record)
+    insists = any(step.on_fail == "fail" for step in steps)
+    environment.failed = environment.failed or bool(insists and lead.nodes and (said or lead.nodes.failed))
 
 
 def run_passes(state: State) -> None:
@@ -270,6 +304,8 @@ def run_passes(state: State) -> None:
 def restore(state: State) -> None:
     """The machine as it was, whatever happened before, and whoever is impatient."""
     state.signals.held = True
+    if state.lead and (left := state.lead.leave()):
+        state.console.warn(left)
     if state.environment:
         verdicts = state.environment.restore()
         fine = [(v.part, v.reason) for v in verdicts if v.how == "restored" and not v.fix]
@@ -315,11 +351,12 @@ def _keep_so_far(state: State) -> None:
 def _raw(state: State) -> dict[str, Any]:
     """With what --into adds to: one report ends in one outcome, that of all its runs."""
     environment, earlier = state.environment, state.earlier or _NOTHING
-    steps = [asdict(record) for record in environment.records] if environment else []
+    elsewhere = state.lead.nodes.records if state.lead and state.lead.nodes else []
+    steps = [asdict(record) for record in (*(environment.records if environment else ()), *elsewhere)]
     return {
         "schema": RAW_SCHEMA,
         "run": {**asdict(state.info), "duration_s": round(time.perf_counter() - state.started, 3)},
-        "machine": state.facts,
+        "machine": {**state.facts, **({"hosts": dict(sorted(state.lead.hosts.items()))} if state.lead else {})},
         "environment": [*earlier["environment"], *steps],
         "environment_failed": earlier["environment_failed"] or bool(environment and environment.failed),
         "interrupted_by": next(iter(state.signals.received), None),  # of an earlier run: this one may make up for that
@@ -338,6 +375,11 @@ _NOTHING: Mapping[str, Any] = {
 def normalise_and_render(state: State) -> None:
     """Tables, findings, pages; the same that `profrun report` does later."""
     state.report = rebuild(state.folder, state.run.plan, state.console)
+
+
+def remember(state: State) -> None:
+    """A row in the history of runs. Trouble with it is one warning."""
+    history.record(state.report, history.asked(state.run.plan.report.history), state.console.warn)
 
 
 def keep_log(state: State) -> None:
@@ -362,20 +404,22 @@ def _clear_scratch(state: State) -> None:
 def rebuild(target: folder.Folder, plan: Plan, console: Console) -> Report:
     """The report from raw/: parses, judges, diagnoses, renders, writes. Raises ReportError when raw/ holds no run."""
     from orchestrator import diagnose
-    from orchestrator.locate import locate
+    from orchestrator.locate import across
 
     raw = read_raw(target.path)
+    _check_whole(target.path)
     console.stage("reading what the tools left")
     passes = [pass_from(p) for p in raw["passes"]]
-    runs = {p.id: p.run for p in passes}
-    captures = [replace(capture_from(c, target.path), run=runs.get(c["pass_id"])) for c in raw["captures"]]
+    captures = list(captures_from(raw["captures"], passes, target.path))
     steps = [step_from(s) for s in raw["environment"]]
-    result = normalise(captures, passes, plan, target.path, console.log, steps)
-    parts = locate(result.parts, result.captures, result.passes, console.log)
-    shutil.rmtree(target.path / "tables", ignore_errors=True)
-    written = {
-        name: TableInfo(f"tables/{name}.parquet", target.write_table(name, tables)) for name, tables in parts.items()
-    }
+    target.clear_aside()
+    try:
+        result = normalise(captures, passes, plan, target.path, console.log, steps, target.store)
+        parts = across(result.parts, result.captures, result.passes, console.log)
+        shutil.rmtree(target.path / "tables", ignore_errors=True)
+        written = {n: TableInfo(f"tables/{n}.parquet", target.write_table(n, pieces)) for n, pieces in parts.items()}
+    finally:
+        target.clear_aside()
     environment = result.environment
     report = Report(
         run=RunInfo(**{**raw["run"], "command": tuple(raw["run"]["command"])}),
@@ -411,11 +455,9 @@ def _draw(report: Report, target: folder.Folder, console: Console) -> None:
 
 def render(report: Report, target: folder.Folder, formats: Sequence[str]) -> None:
     """The flame graphs in three formats, and then the pages, which link to what is there."""
-    from orchestrator.render import RENDERERS
+    from orchestrator.render import RENDERERS, flamegraph
 
-    for stem, title, frame in _stacks(report):
-        from orchestrator.render import flamegraph
-
+    for stem, title, frame in flamegraph.of_report(report):
         stacks = flamegraph.Stacks.of_table(frame)
         target.write_clean(f"{stem}.folded", flamegraph.folded(stacks))
         target.write_clean(f"{stem}.speedscope.json", flamegraph.speedscope(stacks, title))
@@ -423,17 +465,6 @@ def render(report: Report, target: folder.Folder, formats: Sequence[str]) -> Non
     for name in formats:
         file, module = RENDERERS[name]
         target.write_clean(file, importlib.import_module(module).render(report))
-
-
-def _stacks(report: Report) -> Iterator[tuple[str, str, Any]]:
-    """(file stem, title, rows) for each capture and kind of time in the table `stacks`."""
-    frame = report.table("stacks")
-    if frame is None:
-        return
-    for (capture, kind), rows in frame.groupby(["capture", "kind"], sort=True):
-        stem = capture if kind == "wall" else f"{capture}.{kind}"
-        words = kind if kind in ("samples", "time") else f"{kind} time"
-        yield f"flamegraphs/{stem}", f"{report.run.name}: {capture} ({words})", rows
 
 
 def read_raw(path: Path) -> dict[str, Any]:
@@ -452,9 +483,17 @@ def read_raw(path: Path) -> dict[str, Any]:
     return data
 
 
+def _check_whole(path: Path) -> None:
+    """Raises ReportError where raw files were deleted: what is made of those that are left would say less."""
+    if (path / folder.THINNED).exists():
+        why = f"profrun nightly has deleted raw files that were old, see {folder.THINNED}"
+        raise ReportError(f"{path} can't be rebuilt or added to", why, "its tables and pages are there as before")
+
+
 def _repeatable(raw: dict[str, Any], result: Normalised) -> Verdict | None:
     stopped = all(p.run is not None and p.run.ended_by == "window" for p in result.passes)
-    return compare(result.parts.get("steps", ()), stopped) if raw.get("verify_repeatable") else None
+    steps = [table for table in result.parts.get("steps", ()) if isinstance(table, Table)]
+    return compare(steps, stopped) if raw.get("verify_repeatable") else None
 
 
 def _outcome(
@@ -501,7 +540,9 @@ def _run_pass(state: State, planned: Pass, stdin: Stdin) -> None:
         state.console.warn(f"{', '.join(_lost(captures))} lost its data; the pass is run again (target.retry)")
         for capture in captures:
             _set_aside(state.folder.raw(capture.id), attempt)
-        _set_aside(state.folder.raw(f"{planned.id}-target"), attempt)
+        for place in state.folder.raw("").glob(f"{planned.id}-target*"):
+            if re.fullmatch(r"p\d+-target(@[^@]*\.[rt]\d+)?", place.name):
+                _set_aside(place, attempt)
     state.passes.append(record)
     state.captures += captures
     state.told |= _told_by(planned, captures)
@@ -516,7 +557,8 @@ def _willing(state: State, planned: Pass, able: tuple[Collector, ...]) -> tuple[
 
 def _told_by(planned: Pass, captures: Sequence[Capture]) -> dict[str, Any]:
     told: dict[str, Any] = {}
-    for member, capture in zip(planned.members, captures, strict=True):
+    by_use = {member.use: member for member in planned.members}
+    for member, capture in ((by_use[capture.collector], capture) for capture in captures):
         with contextlib.suppress(Exception):  # whoever parses it later says what is wrong with it
             told.update(member.tells(capture) if capture.status in USABLE else {})
     return told
@@ -540,11 +582,8 @@ def _past(state: State) -> picks.Past:
     """What has been captured: earlier in the report that is added to, and in this run."""
     earlier = state.earlier or {"passes": [], "captures": []}
     passes = [*map(pass_from, earlier["passes"]), *state.passes]
-    runs = {record.id: record.run for record in passes}
-    captures = [capture_from(c, state.folder.path) for c in earlier["captures"]]
-    return picks.Past(
-        [*(replace(c, run=runs.get(c.pass_id)) for c in captures), *state.captures], passes, state.folder.path
-    )
+    captures = captures_from(earlier["captures"], passes, state.folder.path)
+    return picks.Past([*captures, *state.captures], passes, state.folder.path)
 
 
 def _attempt(
@@ -556,7 +595,8 @@ def _attempt(
     guard = _guard(state)
     guard.pass_begins(f"{state.info.id}/{planned.id}", _pids(state))
     try:
-        record, captures = collect.run_pass(planned, replace(_context(state, planned, stdin), picks=found), attempt)
+        run_pass = state.lead.run_pass if state.lead else collect.run_pass
+        record, captures = run_pass(planned, replace(_context(state, planned, stdin), picks=found), attempt)
     except OSError as error:
         record, captures = _cut_off(state, planned, error)
     guard.pass_ends()
@@ -585,7 +625,7 @@ def _worth_another(record: PassRecord, captures: Sequence[Capture]) -> bool:
 
 
 def _lost(captures: Sequence[Capture]) -> list[str]:
-    return [capture.collector for capture in captures if capture.status == "tool_failed"]
+    return list(dict.fromkeys(capture.collector for capture in captures if capture.status == "tool_failed"))
 
 
 def _set_aside(path: Path, attempt: int) -> None:
@@ -615,6 +655,8 @@ def _context(state: State, planned: Pass, stdin: Stdin) -> Context:
         bare_wall_s=_bare_wall_s(state),
         pids=_pids(state),
         on_start=_guard(state).started,
+        ranks=plan.launcher.ranks,
+        ranks_told=state.run.expected.here,
         inject={"ranges": plan.ranges, "digest": request.verify_repeatable} if plan.target.inject else None,
     )
 
@@ -711,13 +753,20 @@ def _facts(state: State) -> dict[str, Any]:
     target = state.run.target
     shown = redact.environment(target.env, state.run.plan.report.env_show)
     # what another start of a running process's executable says need not hold for that process (its venv is not in it)
-    interpreter = {} if state.run.pids else _interpreter(target.exe, target.env)
+    interpreter = {} if state.run.pids else _interpreter(_program_file(state.run), target.env)
     return {
         **state.machine.facts(),
         "target": {"executable": target.exe, "shims": list(target.shims), **interpreter},
         "environment_variables": {name: text for name, text in shown.items() if text != redact.HIDDEN},
         "hidden_environment_variables": sum(text == redact.HIDDEN for text in shown.values()),
     }
+
+
+def _program_file(run: resolve.Run) -> str:
+    """The program's own file; of a job of tasks as it is on this host."""
+    if not run.tasks:
+        return run.target.exe
+    return shutil.which(run.program[0], path=run.target.env.get("PATH")) or run.program[0]
 
 
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*[a-z]?")
@@ -769,6 +818,7 @@ def _next_index(state: State) -> int:
     into = state.request.into
     if into is None or not (into / "raw").is_dir():
         raise UsageError(f"--into {into}: no report there", "", "name an existing report folder")
+    _check_whole(into)
     numbers = [int(p["id"][1:]) for p in read_raw(into)["passes"] if p["id"][1:].isdigit()]
     return max(numbers, default=0) + 1
 

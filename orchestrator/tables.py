@@ -3,16 +3,18 @@ names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas
     import pyarrow
     from numpy.typing import NDArray
+
+    from orchestrator.model import Task
 
 Dtype = Literal["str", "int", "float", "bool"]
 
@@ -122,8 +124,63 @@ class Table:
 
     def with_ranks(self, ranks: Mapping[int, int]) -> Table:
         """The same table with each row's rank by its `pid` as its first column; itself where none is known."""
-        found = [ranks.get(pid) for pid in self.columns.get("pid", ())]
+        pids = self.columns.get("pid", ())
+        if isinstance(pids, Coded) and any(pid in ranks for pid in pids.texts):
+            return replace(
+                self, columns={"rank": Coded(pids.codes, [ranks.get(pid) for pid in pids.texts]), **self.columns}
+            )
+        found = [ranks.get(pid) for pid in pids]
         return self if found.count(None) == len(found) else replace(self, columns={"rank": found, **self.columns})
+
+    def led_by(self, task: Task) -> Table:
+        """The same table of that task on the clock of the host that leads its job: the one place where the clocks of
+        several hosts are made one. Itself where they were not compared."""
+        if task.clock_offset_ns is None or (self.clock != "epoch" and self.name != "runs"):
+            return self
+        moved = {n: _led(column, task) if n in _MOMENTS else column for n, column in self.columns.items()}
+        error_ns = max(self.clock_error_ns or 0, task.clock_error_ns or 0)
+        return replace(self, columns=moved, clock_error_ns=error_ns if self.clock == "epoch" else None)
+
+    def only(self, name: str, wanted: Collection[Any]) -> Table:
+        """The rows in which that column has one of the wanted values."""
+        places = [place for place, value in enumerate(self.columns[name]) if value in wanted]
+        if len(places) == len(self):
+            return self
+        return replace(self, columns={n: [column[place] for place in places] for n, column in self.columns.items()})
+
+
+_MOMENTS = frozenset({"start_ns", "started_ns", "time_ns"})
+"""The columns that say when something was; all others say for how long."""
+
+
+def _led(column: Sequence[Any], task: Task) -> Sequence[Any]:
+    if isinstance(column, Masked):
+        return Masked(_led(column.numbers, task), column.known)  # type: ignore[arg-type]
+    if not hasattr(column, "dtype"):
+        return [task.led(moment) for moment in column]
+    array: Any = column
+    grown = (task.clock_drift * (array - task.clock_at_ns)).round().astype("int64")
+    return array + ((task.clock_offset_ns or 0) + grown)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A part of a canonical table that lies in a file, as the report will have it. columns: the names of those that it
+    has, beside what the schema fills in."""
+
+    name: str
+    path: Path
+    rows: int
+    columns: frozenset[str]
+    clock: Literal["epoch", "relative"] = "relative"
+    clock_error_ns: int | None = None
+    dropped: int = 0
+
+    def __len__(self) -> int:
+        return self.rows
+
+
+Piece: TypeAlias = "Table | Stored"
 
 
 def _columns(*columns: Column) -> tuple[Column, ...]:
@@ -450,7 +507,7 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         Column("below", "str", "library function that it had called, the outermost"),
         Column("code", "str", "whose code that was: own, library, framework (PyTorch, NumPy), none"),
         Column("native", "str", "native function that tells the state, as `function (library)`"),
-        Column("op", "str", "operator of PyTorch, where native frames name it"),
+        Column("op", "str", "operator of PyTorch or function of NumPy, where native frames name it"),
         Column("behind", "str", "of a wait: function the other threads were in meanwhile, as `function (file:line)`"),
         Column("behind_state", "str", "what those threads were doing there, as in state"),
         Column("behind_code", "str", "whose code that was, as in code"),
@@ -511,6 +568,49 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         Column("stall", "str", "why it took much longer than the others: checkpoint, evaluation, data or unknown"),
         Column("loss", "float", "value that backward was called on, where the run was checked for repeatability"),
         Column("digest", "str", "fingerprint of the parameters after the step, likewise"),
+    ),
+    "ranks": _columns(
+        Column("host", "str", "host that it ran on; unknown where nobody was told of one"),
+        Column("rank", "int", "global rank", key=True),
+        Column("local_rank", "int", "its number on its host"),
+        _PID,
+        Column("gpu", "str", "name of its GPU"),
+        Column("steps", "int", "steps that it made; unknown where none were seen"),
+        Column("step_median_ns", "float", "median of its steady steps", "ns"),
+        Column("step_p95_ns", "float", "95 % of its steady steps were shorter", "ns"),
+        Column("data_wait_pct", "float", "share of its steady steps in the DataLoader's next", "%"),
+        Column("cpu_pct", "float", "CPU time of its process as a share of its steady steps: 100 is one core", "%"),
+        Column("collective_pct", "float", "share of its recorded steady steps spent waiting in collectives", "%"),
+        Column("gpu_busy_pct", "float", "share of the window with work on its GPU", "%"),
+        Column("comm_pct", "float", "likewise with a communication kernel", "%"),
+        Column("exposed_comm_pct", "float", "likewise with communication and no computing kernel beside it", "%"),
+        Column("common_steps", "int", "steady steps that can be compared with those of all other ranks"),
+        Column("slowest_steps", "int", "of these, those in which it came last"),
+        Column("own_median_ns", "float", "median of its own work in them", "ns"),
+        Column("behind_ns", "float", "mean of how much longer than the median rank it took for them", "ns"),
+        Column(
+            "judged_by",
+            "str",
+            "own work: the step without waiting in collectives; whole steps: what ranks waited there is not known; "
+            "unknown where steps can't be compared",
+        ),
+        Column("told_by", "str", "the capture that tells what it waited in collectives"),
+        Column("exit_code", "int", "exit status of its process"),
+        Column("exit_signal", "int", "number of the signal that killed it"),
+        Column("missing", "bool", "it was to be there, and was not seen"),
+    ),
+    "rank_steps": _columns(
+        Column("rank", "int", "global rank of the process", key=True),
+        _PID,
+        Column("step", "int", "serial number within the process, from 0", key=True),
+        Column("start_ns", "int", "start, Unix epoch, on the clock of the host that leads", "ns"),
+        Column("duration_ns", "int", "wall time", "ns"),
+        Column("data_wait_ns", "int", "time in the DataLoader's next", "ns"),
+        Column("collective_ns", "int", "time waiting in collectives; unknown where it was not recorded", "ns"),
+        Column("told_by", "str", "the capture that tells so"),
+        Column("own_ns", "int", "what is compared of a steady step, as judged_by of ranks says", "ns"),
+        Column("behind_ns", "int", "how much longer that is than the median rank's", "ns"),
+        Column("is_slowest", "bool", "it is the longest of all ranks; unknown for a step that not all ranks have"),
     ),
     "samples": _columns(
         Column("time_ns", "int", "when it was read, Unix epoch; a rate covers the time since the reading before", "ns"),
@@ -715,6 +815,8 @@ ROW_IS: dict[str, str] = {
     "range_summary": "a range by name",
     "ranges": "a single named stretch of the program",
     "steps": "a step of the program",
+    "ranks": "a rank of a job, in one pass",
+    "rank_steps": "a step of a rank, beside the same step of the others",
     "samples": "a reading of the monitor",
     "counters": "an event that perf has counted",
     "torch_ops": "a PyTorch operator by name, device and shapes",
@@ -728,31 +830,39 @@ ROW_IS: dict[str, str] = {
 """What one row of each table is."""
 
 
-PIECE_ROWS = 1 << 20
+PIECE_ROWS = 1 << 17
+"""So many rows stand together in a file: who wants those of one capture, or of a part of its time, reads few others."""
 
 
-def arrow(name: str, tables: Iterable[Table]) -> pyarrow.Table:
+def arrow(name: str, tables: Iterable[Table], like: Sequence[Piece] | None = None) -> pyarrow.Table:
     """The given parts of one canonical table as one Arrow table with the schema's types, units and meanings in its
-    metadata.
+    metadata. like: all parts of it, where these are some of them.
 
     A column outside the schema is a programming error and raises KeyError; a missing one is filled with nulls. Texts
     that a part has as Coded stay encoded (a dictionary) until `pieces`: many rows of long names would take much
     room."""
     import pyarrow as pa
 
+    parts = list(tables)
+    whole = schema(name, parts if like is None else like)
+    encoded = {n for part in parts for n, column in part.columns.items() if isinstance(column, Coded)}
+    fields = [f.with_type(_codes_of(pa, f.type)) if f.name in encoded and f.type == pa.string() else f for f in whole]
+    used = pa.schema(fields, metadata=whole.metadata)
+    return pa.concat_tables([_part(pa, part, used) for part in parts] or [used.empty_table()])
+
+
+def schema(name: str, parts: Sequence[Piece]) -> pyarrow.Schema:
+    """The columns of a canonical table as it is stored, with what is to be said of them and of all these parts."""
+    import pyarrow as pa
+
     types = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
     columns = {c.name: c for c in SCHEMAS[name]}
     columns.setdefault("rank", Column("rank", "int", "global rank"))
-    parts = list(tables)
     names = [n for n in columns if n != "rank"]
     if any("rank" in part.columns for part in parts):
         names.insert(1, "rank")
-    fields = [_field(pa, columns[n], types) for n in names]
-    encoded = {n for part in parts for n, column in part.columns.items() if isinstance(column, Coded)}
-    fields = [f.with_type(_codes_of(pa, f.type)) if f.name in encoded and f.type == pa.string() else f for f in fields]
     metadata = {"table": name, "clock": _clock(parts), "dropped": str(sum(p.dropped for p in parts))}
-    schema = pa.schema(fields, metadata=metadata)
-    return pa.concat_tables([_part(pa, part, schema, columns) for part in parts] or [schema.empty_table()])
+    return pa.schema([_field(pa, columns[n], types) for n in names], metadata=metadata)
 
 
 def mapped(table: pyarrow.Table, change: Callable[[str], str]) -> pyarrow.Table:
@@ -773,7 +883,7 @@ def mapped(table: pyarrow.Table, change: Callable[[str], str]) -> pyarrow.Table:
 
 
 def pieces(table: pyarrow.Table) -> Iterator[pyarrow.Table]:
-    """The table as it is stored, with every text in full; a million rows at a time, and one piece if it is empty."""
+    """The table as it is stored, with every text in full; so many rows at a time, and one piece if it is empty."""
     import pyarrow as pa
 
     fields = [f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in table.schema]
@@ -787,8 +897,8 @@ def _field(pa: Any, column: Column, types: Mapping[str, Any]) -> Any:
     return pa.field(column.name, types[column.dtype], nullable=True, metadata=metadata)
 
 
-def _part(pa: Any, part: Table, schema: Any, columns: Mapping[str, Column]) -> Any:
-    unknown = set(part.columns) - set(columns)
+def _part(pa: Any, part: Table, schema: Any) -> Any:
+    unknown = set(part.columns) - {*schema.names, "rank"}
     if unknown:
         raise KeyError(f"table {part.name} has no column {sorted(unknown)}")
     length = len(part)
@@ -817,7 +927,7 @@ def _array(pa: Any, column: Sequence[Any], kind: Any) -> Any:
     return texts.take(codes) if plain is kind else pa.DictionaryArray.from_arrays(codes, texts)
 
 
-def _clock(parts: Iterable[Table]) -> str:
+def _clock(parts: Iterable[Piece]) -> str:
     clocks = {(p.clock, p.clock_error_ns) for p in parts}
     if len(clocks) != 1:
         return "mixed" if clocks else "relative"
@@ -825,17 +935,64 @@ def _clock(parts: Iterable[Table]) -> str:
     return clock if error is None else f"{clock} +-{error} ns"
 
 
-def read(path: Path) -> pandas.DataFrame:
+def read(path: Path, columns: Sequence[str] | None = None, captures: Sequence[str] | None = None) -> pandas.DataFrame:
     """A table of a report as a DataFrame with nullable dtypes. In its `.attrs`: the `table`'s name, what a `row` is,
-    unit and meaning of each of the `columns`, the `clock` of its times, how many rows were `dropped`. Raises OSError,
-    ValueError."""
-    import pandas as pd
+    unit and meaning of each of the `columns`, the `clock` of its times, how many rows were `dropped`.
+
+    columns, captures: only these, as far as the table has them. Raises OSError, ValueError."""
     import pyarrow.parquet as pq
 
-    table = pq.read_table(path)
+    known = [name for name in columns if name in pq.read_schema(path).names] if columns is not None else None
+    chosen = [("capture", "in", list(captures))] if captures is not None else None
+    return _frame(pq.read_table(path, columns=known, filters=chosen), path)
+
+
+def longest(path: Path, count: int, by: Sequence[str]) -> tuple[pandas.DataFrame, int]:
+    """The rows with the largest values, in their order, of a table that need not fit into memory, and how many it has.
+    by: the first of these columns that is known of any row counts; where there is none, the first rows are taken."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        total, groups = file.metadata.num_rows, range(file.num_row_groups)
+        cost = next((name for name in by if name in file.schema_arrow.names and _is_known(file, name)), None)
+        kept = file.schema_arrow.empty_table()
+        for place in groups:
+            piece = file.read_row_group(place)
+            if cost is not None and len(piece) > count:
+                value = piece[cost].cast("float64").fill_null(-np.inf).to_numpy()
+                piece = piece.take(np.sort(np.argpartition(-value, count - 1)[:count]))
+            kept = pa.concat_tables([kept, piece])
+            if cost is not None and len(kept) > count:
+                value = kept[cost].cast("float64").fill_null(-np.inf).to_numpy()
+                kept = kept.take(np.sort(np.argsort(-value, kind="stable")[:count]))
+            elif cost is None and len(kept) >= count:
+                break
+        return _frame(kept.slice(0, count).replace_schema_metadata(file.schema_arrow.metadata), path), total
+
+
+def _is_known(file: Any, name: str) -> bool:
+    """Whether any row has a value there, as the file's statistics say."""
+    place, groups = file.schema_arrow.names.index(name), range(file.num_row_groups)
+    found = (file.metadata.row_group(n).column(place).statistics for n in groups)
+    return any(one is None or one.num_values > 0 for one in found)
+
+
+class Described(dict[str, dict[str, str]]):
+    """Unit and meaning of each column. One for all copies of a DataFrame: pandas copies attributes deeply at every
+    operation, and these would cost more than most of those."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Described:
+        return self
+
+
+def _frame(table: pyarrow.Table, path: Path) -> pandas.DataFrame:
+    import pandas as pd
+
     frame: pd.DataFrame = table.to_pandas(types_mapper=_nullable)
     described = {f.name: {k.decode(): v.decode() for k, v in (f.metadata or {}).items()} for f in table.schema}
-    frame.attrs["columns"] = described
+    frame.attrs["columns"] = Described(described)
     frame.attrs.update({k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items() if k != b"pandas"})
     frame.attrs["row"] = ROW_IS.get(frame.attrs.get("table", path.stem), "")
     return frame

@@ -20,6 +20,7 @@ from orchestrator.model import Capture, Finding
 
 if TYPE_CHECKING:
     import numpy as np
+    import pandas
     import pyarrow
     from numpy.typing import NDArray
 
@@ -37,6 +38,15 @@ MOST_STACKS, MOST_FRAMES = 1 << 12, 1 << 14
 """So many stacks of a piece, and functions of all stacks, are remembered."""
 MOST_MOMENTS = 100
 """So many findings are looked up in the events."""
+MOST_EVENTS = 8_000_000
+"""Of more, those of a part of the time are drawn: 100 bytes each are 800 MB for a browser, and Perfetto takes two."""
+COSTS = {"gpu_gaps": 10}
+"""Hardly two gaps are alike: each is made by itself, which takes as long as so many others."""
+WHOLE = frozenset({"steps", "samples"})
+"""The tables that are drawn for all of the time: what is left out can be found by them."""
+PIDS = 1 << 22
+"""No process has a number from here on (PID_MAX_LIMIT of the kernel): those of other hosts get it added, host by
+host."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +126,8 @@ class Scene:
     """By capture."""
     start_ns: int
     left_out: tuple[str, ...] = ()
+    span: tuple[int, int] | None = None
+    """What is drawn of the tables that are not WHOLE; None: all."""
 
     @property
     def is_epoch(self) -> bool:
@@ -128,7 +140,11 @@ class _Known:
 
     tables: list[str] = field(default_factory=list)
     rows: int = 0
+    single: int = 0
+    """Rows of the tables that are not WHOLE."""
     start_ns: int | None = None
+    end_ns: int = 0
+    """Start of its last row."""
 
 
 def choose(report: Report) -> Scene | None:
@@ -147,7 +163,19 @@ def choose(report: Report) -> Scene | None:
         {id_: tuple(found.tables) for id_, found in best.items()},
         min(found.start_ns or 0 for found in best.values()),
         left_out,
+        _span(best.values()),
     )
+
+
+def _span(found: Iterable[_Known]) -> tuple[int, int] | None:
+    """The middle of the time, of which so many events are drawn as there is room for; the same in all ranks."""
+    parts = [one for one in found if one.start_ns is not None]
+    events = sum(one.single for one in parts)
+    if events <= MOST_EVENTS:
+        return None
+    first, last = min(one.start_ns or 0 for one in parts), max(one.end_ns for one in parts)
+    half = int((last - first) * MOST_EVENTS / events / 2)
+    return (first + last) // 2 - half, (first + last) // 2 + half
 
 
 def _richness(found: Any) -> tuple[int, int, int]:
@@ -165,33 +193,74 @@ def _together(report: Report) -> list[dict[str, _Known]]:
     by_id = {capture.id: capture for capture in report.captures}
     for id_, known in found.items():
         capture = by_id.get(id_)
-        group = id_ if capture is None or capture.imported else capture.pass_id
+        group = _group(capture, id_, report.captures)
         passes.setdefault(group, {})[id_] = known
     return list(passes.values())
 
 
+def _group(capture: Capture | None, id_: str, captures: Sequence[Capture]) -> str:
+    """What is drawn together: a pass; of imported files those of one tool that are each of another rank."""
+    if capture is None:
+        return id_
+    if not capture.imported:
+        return capture.pass_id
+    alike = [one.rank for one in captures if one.imported and one.collector == capture.collector]
+    return id_ if None in alike or len({*alike}) < max(2, len(alike)) else f"ranks of {capture.collector}"
+
+
 def _look(path: Path, name: str, found: dict[str, _Known]) -> None:
-    """Adds how many rows each capture has in a table, and when its first one is."""
+    """Adds how many rows each capture has in a table, and when its first and its last one are."""
     time = "time_ns" if name in (SAMPLES, MEMORY) else "start_ns"
-    for batch in _batches(path, ["capture", time]):
-        by_capture = batch.group_by("capture").aggregate([(time, "count"), (time, "min")]).to_pylist()
-        for row in by_capture:
-            if row[f"{time}_count"]:
-                known = found.setdefault(row["capture"], _Known())
-                known.tables += [name] if name not in known.tables else []
-                known.rows += row[f"{time}_count"]
-                first = max(row[f"{time}_min"], 0)
-                known.start_ns = first if known.start_ns is None else min(first, known.start_ns)
+    for capture, count, first, last in _extent(path, time):
+        known = found.setdefault(capture, _Known())
+        known.tables += [name] if name not in known.tables else []
+        known.rows += count
+        known.single += 0 if name in WHOLE else count * COSTS.get(name, 1)
+        known.start_ns = max(first, 0) if known.start_ns is None else min(max(first, 0), known.start_ns)
+        known.end_ns = max(known.end_ns, last)
 
 
-def _batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pyarrow.Table]:
-    """The table piece by piece, its texts as numbers of a dictionary."""
+def _extent(path: Path, time: str) -> Iterator[tuple[str, int, int, int]]:
+    """Capture, number of rows with a time, the first and the last time: as the file's statistics say where rows of one
+    capture stand together, else as the rows do."""
+    import pyarrow.parquet as pq
+
+    metadata, names = pq.read_metadata(path), pq.read_schema(path).names
+    for place in range(metadata.num_row_groups):
+        group = metadata.row_group(place)
+        whose, when = (group.column(names.index(name)).statistics for name in ("capture", time))
+        told = whose is not None and when is not None and whose.has_min_max and whose.min == whose.max
+        if told and not whose.null_count and when.has_null_count and (when.has_min_max or not when.num_values):
+            if when.num_values:
+                yield whose.min, when.num_values, when.min, when.max
+            continue
+        for batch in _batches(path, ["capture", time], groups=[place]):
+            sums = [(time, "count"), (time, "min"), (time, "max")]
+            for row in batch.group_by("capture").aggregate(sums).to_pylist():
+                if row[f"{time}_count"]:
+                    yield row["capture"], row[f"{time}_count"], row[f"{time}_min"], row[f"{time}_max"]
+
+
+def _touches(group: Any, names: Sequence[str], time: str, span: tuple[int, int]) -> bool:
+    """Whether any of these rows may lie in that time."""
+    told = group.column(names.index(time)).statistics
+    return told is None or not told.has_min_max or (told.max >= span[0] and told.min <= span[1])
+
+
+def _batches(
+    path: Path,
+    columns: Sequence[str] | None = None,
+    span: tuple[int, int] | None = None,
+    groups: Sequence[int] | None = None,
+) -> Iterator[pyarrow.Table]:
+    """The table piece by piece, its texts as numbers of a dictionary. groups: of these row groups only; span: only
+    those of which a row may begin in that time."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema, metadata = pq.read_schema(path), pq.read_metadata(path)
-    groups = [metadata.row_group(place) for place in range(metadata.num_row_groups)]
-    sizes = [_sizes(group) for group in groups]
+    every = [metadata.row_group(place) for place in range(metadata.num_row_groups)]
+    sizes = [_sizes(group) for group in every]
     known = [name for name in schema.names if columns is None or name in columns]  # as Arrow gives them
     texts = [name for name in schema.names if pa.types.is_string(schema.field(name).type)]
     long = [name for name in texts if any(size[name] > BATCH_BYTES for size in sizes)]
@@ -199,7 +268,11 @@ def _batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pyarr
     short = [name for name in texts if name not in long]
     most = LONG_ROWS if any(name in long for name in known) else BATCH_ROWS
     with pq.ParquetFile(path, metadata=metadata, read_dictionary=short, buffer_size=READ_BYTES) as file:
-        for place, group in enumerate(groups):
+        for place, group in enumerate(every):
+            if groups is not None and place not in groups:
+                continue
+            if span is not None and not _touches(group, schema.names, _time(schema.names), span):
+                continue
             size = sum(sizes[place][name] for name in known)
             rows = max(1, min(most, BATCH_BYTES * group.num_rows // max(size, 1)))
             for batch in file.iter_batches(rows, row_groups=[place], columns=known):
@@ -207,6 +280,10 @@ def _batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[pyarr
                 for name in set(long) & set(known):
                     table = table.set_column(known.index(name), name, table[name].dictionary_encode())
                 yield table
+
+
+def _time(names: Sequence[str]) -> str:
+    return "start_ns" if "start_ns" in names else "time_ns"
 
 
 def _sizes(group: Any) -> dict[str, int]:
@@ -222,10 +299,11 @@ class Lines:
     """The lines of the timeline by what they are of: a process, a thread, a GPU, a stream. Each is made when it is
     first needed."""
 
-    def __init__(self, writer: Writer, captures: Sequence[Capture]) -> None:
+    def __init__(self, writer: Writer, captures: Sequence[Capture], crew: Crew) -> None:
         self.writer = writer
         self._tracks: dict[tuple[Any, ...], Track] = {}
         self._commands = _commands(captures)
+        self._crew = crew
         self.thread_names: dict[tuple[int, int], str] = {}
 
     def __call__(self, *key: Any) -> Track:
@@ -241,9 +319,11 @@ class Lines:
         return list(self._tracks.values())
 
     def _process(self, pid: int | None) -> Track:
-        command = self._commands.get(pid or 0, ())
+        command = self._commands.get((pid or 0) % PIDS, ())
         if pid is None:
             return self.writer.track("process not known")
+        if pid in self._crew.names:
+            return self.writer.process(pid, self._crew.names[pid], command, self._crew.place(pid))
         name = launching.name_of(launching.without_interpreter(command)) if command else f"process {pid}"
         return self.writer.process(pid, name, command)
 
@@ -273,6 +353,55 @@ class Lines:
         return self.writer.counter(name, self(*above))
 
 
+@dataclass(frozen=True)
+class Crew:
+    """The processes that are ranks. Numbers of processes are told apart by host: two hosts may have the same.
+
+    names: by number, in the order of ranks. nodes: of each rank and of each capture, the number of its host."""
+
+    names: Mapping[int, str] = field(default_factory=dict)
+    nodes: Mapping[int | str, int] = field(default_factory=dict)
+
+    def place(self, pid: int) -> int:
+        return list(self.names).index(pid)
+
+    def told_apart(self, batch: pyarrow.Table) -> pyarrow.Table:
+        """The rows with the numbers of their processes as they are drawn."""
+        import numpy as np
+        import pyarrow as pa
+
+        if not any(self.nodes.values()) or "pid" not in batch.column_names:
+            return batch
+        codes, rows = combinations(batch, ["capture", "rank"])
+        nodes = [self.nodes.get(row.get("rank"), self.nodes.get(row["capture"], 0)) for row in rows]  # type: ignore[arg-type]
+        pid = _ints(batch["pid"])
+        drawn = pid + PIDS * np.array(nodes, np.int64)[codes]
+        column = pa.array(drawn, pa.int64(), mask=pid == UNKNOWN)
+        return batch.set_column(batch.column_names.index("pid"), "pid", column)
+
+
+def _known_ranks(frame: pandas.DataFrame) -> list[tuple[int, str | None, int]]:
+    """Rank, host and process of those whose process is known, by rank."""
+    known = frame[frame["pid"].notna()].sort_values("rank", kind="stable")
+    hosts = known["host"].astype(object).where(known["host"].notna(), None)
+    return [(int(rank), host, int(pid)) for rank, host, pid in zip(known["rank"], hosts, known["pid"], strict=True)]
+
+
+def crew_of(report: Report, captures: Sequence[Capture]) -> Crew:
+    """Those of the captures' pass, as the table `ranks` has them."""
+    frame = report.table("ranks")
+    passes = {capture.pass_id for capture in captures}
+    ours = {capture.id for capture in report.captures if capture.pass_id in passes} | passes
+    known = [] if frame is None else _known_ranks(frame[frame["capture"].isin(ours)])
+    hosts = list(dict.fromkeys(host for _, host, _ in known))
+    names, nodes = dict[int, str](), dict[int | str, int]()
+    for rank, host, pid in known:
+        nodes[rank] = hosts.index(host)
+        names[pid + PIDS * nodes[rank]] = f"rank {rank}{f' · {host}' if host else ''} · {pid}"
+    nodes |= {capture.id: hosts.index(capture.host) for capture in captures if capture.host in hosts}
+    return Crew(names, nodes)
+
+
 def _commands(captures: Sequence[Capture]) -> dict[int, tuple[str, ...]]:
     """The command lines of the processes that are known."""
     found: dict[int, tuple[str, ...]] = {}
@@ -292,12 +421,15 @@ class _Drawing:
     def __init__(self, report: Report, scene: Scene, writer: Writer) -> None:
         self.report, self.scene, self.writer = report, scene, writer
         self.captures = [capture for capture in report.captures if capture.id in scene.captures]
-        self.lines = Lines(writer, self.captures)
+        self.crew = crew_of(report, self.captures)
+        self.lines = Lines(writer, self.captures, self.crew)
 
     def draw(self) -> None:
         if self.scene.is_epoch:
             self.writer.clock(self.scene.start_ns)
         self._clocks()
+        for pid in self.crew.names:  # in their order
+            self.lines("process", pid).line()
         if STACKS in self.report.tables:
             self._stacks()
         for layer in LAYERS:
@@ -311,9 +443,12 @@ class _Drawing:
 
     def _own(self, name: str, columns: Sequence[str] | None = None) -> Iterator[pyarrow.Table]:
         """The rows of a table that belong to the scene."""
-        for batch in _batches(self.report.folder / self.report.tables[name].path, columns):
-            if len(own := batch.filter(_among(batch, self.scene.captures))):
-                yield own
+        span = None if name in WHOLE else self.scene.span
+        for batch in _batches(self.report.folder / self.report.tables[name].path, columns, span):
+            own = batch.filter(_among(batch, self.scene.captures))
+            own = own.filter(_within(own, span)) if span is not None else own
+            if len(own):
+                yield self.crew.told_apart(own)
 
     def _instant(self, track: Track, time_ns: int, title: str, said: Mapping[str, Any]) -> None:
         import numpy as np
@@ -452,6 +587,11 @@ class _Drawing:
                 "tables": ", ".join(self.scene.tables[capture.id]),
             }
             self._instant(track, self.scene.start_ns, capture.id, said)
+        if self.scene.span is not None:
+            first, last = ((moment - self.scene.start_ns) / 1e9 for moment in self.scene.span)
+            why = f"there are more than {MOST_EVENTS:,} events: steps and samples are drawn for all of the time"
+            title = f"single events are drawn from {first:.3f} s to {last:.3f} s"
+            self._instant(track, self.scene.span[0], title, {"why": why})
         for id_ in self.scene.left_out:
             self._instant(track, self.scene.start_ns, f"{id_}: left out", {"why": "its times are on another clock"})
 
@@ -527,6 +667,14 @@ def _longest(batch: pyarrow.Table, column: str, wanted: Any) -> tuple[int, int] 
     rows = batch.filter(pc.fill_null(mask, False)).select(["duration_ns", "start_ns"])
     times = zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True)
     return max(((duration or 0, -start) for duration, start in times if start is not None), default=None)
+
+
+def _within(batch: pyarrow.Table, span: tuple[int, int]) -> Any:
+    """Which rows begin in that time."""
+    import pyarrow.compute as pc
+
+    time = batch[_time(batch.column_names)]
+    return pc.and_(pc.greater_equal(time, span[0]), pc.less_equal(time, span[1]))
 
 
 def _among(batch: pyarrow.Table, captures: Sequence[str]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,30 +34,69 @@ class Told:
     usual_step_s: float | None = None
     """Median of its steady steps: of those that a tool looked at closely, where there are any. It does not follow the
     one step in which a profiler starts or writes its file."""
+    course: tuple[str, ...] = ()
+    """Those of the notes that speak of its steps."""
+    ranks: tuple[int, ...] = ()
+    """Of the processes that made steps."""
+    of_tasks: Mapping[str, Told] = field(default_factory=dict)
+    """The same of each task of a job on several hosts, by its place."""
 
 
 def of_pass(record: PassRecord, root: Path) -> Told:
     """Reads what the processes of this pass have left in the report folder `root`."""
-    content = injected.read(root / "raw" / f"{record.id}-target" / "python")
+    raw = root / "raw"
+    if not record.tasks:
+        return _of_run(record, raw / f"{record.id}-target" / "python")
+    every: dict[str, Told] = {}
+    for task in record.tasks:
+        if task.place:
+            folder = raw / f"{record.id}-target@{task.place}" / "python"
+            own = _of_run(replace(record, run=task.run, tasks=()), folder)
+            every[task.place] = replace(own, tables=tuple(table.led_by(task) for table in own.tables))
+    return _together(every)
+
+
+def _together(every: Mapping[str, Told]) -> Told:
+    """What the tasks have told, as one: of the steps the first that made any speaks."""
+    stepping = [one for one in every.values() if one.count is not None]
+    first = min(stepping, key=lambda one: one.ranks or (0,), default=Told())
+    notes = [note for one in every.values() for note in one.notes if note not in one.course]
+    course = [note for note in first.course if note not in _ranks(first.ranks)]
+    ranks = sorted(rank for one in stepping for rank in one.ranks)
+    return replace(
+        first,
+        tables=tuple(table for one in every.values() for table in one.tables),
+        notes=tuple(dict.fromkeys((*notes, *course, *_ranks(ranks)))),
+        ranks=tuple(ranks),
+        started=tuple(start for one in every.values() for start in one.started),
+        of_tasks=every,
+    )
+
+
+def _of_run(record: PassRecord, folder: Path) -> Told:
+    content = injected.read(folder)
     stepping = sorted(content.stepping(), key=lambda process: process.rank or 0)
-    tables, notes = [], [*content.notes, *_not_in_force(record, content.processes)]
+    tables, notes, course = [], [*content.notes, *_not_in_force(record, content.processes)], []
     for process in stepping:
         table, said = _steps_table(process)
         tables.append(table)
-        notes += said if process is stepping[0] else []
-    notes += _ranks([process.rank for process in stepping if process.rank is not None])
+        course += said if process is stepping[0] else []
+    ranks = [process.rank for process in stepping if process.rank is not None]
+    course += _ranks(ranks)
     ranges = _ranges_table(content.processes, notes)
     started = tuple(_started(record, content.processes, stepping))
     first = tables[0] if tables else None
     steady = [d for d, n in _steady(first)] if first else []
     return Told(
         tables=(*tables, *([ranges] if ranges else [])),
-        notes=tuple(dict.fromkeys(notes)),
+        notes=tuple(dict.fromkeys((*notes, *course))),
         started=started,
         step_s=statistics.fmean(steady) / 1e9 if steady else None,
         count=len(first) if first else None,
         warmup=_count_of(first.columns["warmup"]) if first else None,
         usual_step_s=_usual_s(first) if first else None,
+        course=tuple(course),
+        ranks=tuple(ranks),
     )
 
 

@@ -20,8 +20,10 @@ settings.load_profile("any machine")
 
 @pytest.fixture(scope="session", autouse=True)
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Journals and locks of these tests lie where no other run on this machine looks for any."""
+    """Journals and locks of these tests lie where no other run on this machine looks for any; nor are their runs those
+    of somebody's history."""
     os.environ["PROFRUN_STATE"] = str(tmp_path_factory.mktemp("state"))
+    os.environ.pop("PROFRUN_HISTORY", None)
 
 
 @pytest.fixture(scope="session")
@@ -46,8 +48,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
+OFF_PATH = Path("/usr/lib/postgresql")
+"""Where Debian keeps the programs of a server, a folder a version."""
+
+
 def find_tool(name: str) -> str | None:
-    return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+    places = [str(Path(sys.executable).parent), *map(str, sorted(OFF_PATH.glob("*/bin"), reverse=True))]
+    return shutil.which(name) or shutil.which(name, path=os.pathsep.join(places))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -146,7 +146,7 @@ def _general(argv: list[str]) -> list[str]:
     text = json.dumps(argv)
     for pattern, name in ((r"/[^\"= ]*/p\d+\.\d+/[a-z0-9-]+", "{dir}"), (r"profrun-[0-9a-f]{8}-1", "SESSION")):
         text = re.sub(pattern, name, text)
-    text = re.sub(r'"--pid", "\d+"', '"--pid", "{pid}"', text).replace("profile.0.", "profile.{n}.")
+    text = re.sub(r'"--pid", "\d+"', '"--pid", "{pid}"', text).replace("profile.0.", "profile.{n}.{who}")
     words: list[str] = json.loads(text)
     return words
 

@@ -148,12 +148,14 @@ def test_what_measures_the_client_runs_and_says_so(tmp_path: Path) -> None:
     assert "what is measured is this command, not the program" in result.stderr
 
 
-def test_torch_can_take_part_where_slurm_starts_the_tasks_and_py_spy_cannot(tmp_path: Path) -> None:
+def test_what_slurm_starts_is_looked_at_unless_it_is_several_programs(tmp_path: Path) -> None:
     srun = tmp_path / "srun"
     srun.write_text("#!/bin/sh\n")
     srun.chmod(0o755)
     plan = write_plan(tmp_path, "{use: torch}", "{use: py-spy, required: false}")
     said = profrun("check", plan, "--", srun, "-n", "2", "python", "x.py", cwd=tmp_path).stdout
+    assert "blocked" not in said
+    said = profrun("check", plan, "--", srun, "--multi-prog", "tasks.conf", cwd=tmp_path).stdout
     assert "blocked py-spy: would see `srun` alone" in said
     assert "blocked torch" not in said
     assert "let srun start profrun" in said

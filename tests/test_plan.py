@@ -158,7 +158,7 @@ def test_everything_wrong_is_told_at_once(write: Any) -> None:
         environment: {use: env}
         leftovers: [keep]
         report: {formats: html}
-        launcher: [a]
+        rank: [a]
         version: 1
         """)
     assert problems_of(path) == [
@@ -188,8 +188,8 @@ def test_everything_wrong_is_told_at_once(write: Any) -> None:
         "p.yaml:22:  environment: needs a list, not keys and values",
         "p.yaml:23:  leftovers: a list is not possible here (one of keep, end)",
         'p.yaml:24:  report.formats: needs a list, not "html" (write ["html"])',
-        "p.yaml:25:  launcher: unknown key (known: budget, collectors, description, environment, extends, leftovers, "
-        "metrics, name, ranges, report, target, tools, version, window)",
+        "p.yaml:25:  rank: unknown key (did you mean ranges? known: budget, collectors, description, environment, "
+        "extends, launcher, leftovers, metrics, name, ranges, report, target, tools, version, window)",
         "p.yaml:26:  version: the key stands here twice, first on line 1 (keep one)",
     ]
 
@@ -783,4 +783,4 @@ def test_every_key_of_the_schema_is_described() -> None:
     uses = [
         part["properties"]["use"]["const"] for part in schema["$defs"].values() if "use" in part.get("properties", {})
     ]
-    assert set(uses) == {*registry.COLLECTORS, *registry.ENVIRONMENT}
+    assert set(uses) == {*registry.COLLECTORS, *registry.ENVIRONMENT, *registry.LAUNCHERS}

@@ -148,7 +148,7 @@ def test_when_setup_fails_nothing_is_run(world: World) -> None:
 
 
 def test_setup_is_quick_and_silent_when_all_is_there(ready: World) -> None:
-    for tool in ("perf", "chromium", "sudo"):
+    for tool in ("perf", "chromium", "sudo", "cron", "postgres", "sbatch", "mpirun"):
         ready.program(tool)
     again = ready.run("setup", "--for-tests")
     assert (again.returncode, again.stdout, again.stderr) == (0, b"", b"")

@@ -76,3 +76,22 @@ def test_rows_bear_the_rank_of_their_process_where_one_is_known() -> None:
     assert table.with_ranks({9: 1}) is table
     nameless = Table("syscall_paths", {"path": ["x"]})
     assert nameless.with_ranks({9: 1}) is nameless
+
+
+def test_of_a_long_table_the_longest_rows_are_read_piece_by_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "PIECE_ROWS", 7)
+    lengths = np.random.default_rng(1).permutation(100)
+    longest = Masked(lengths, lengths != 99)
+    part = Table("gpu_kernels", {"duration_ns": longest, "correlation": np.arange(100)}).with_capture("p1-nsys")
+    Folder(tmp_path, str).write_table("gpu_kernels", [part])
+    path = tmp_path / "tables" / "gpu_kernels.parquet"
+    frame, total = tables.longest(path, 5, ["total_ns", "bytes", "duration_ns"])
+    assert total == 100 and sorted(frame["duration_ns"]) == [94, 95, 96, 97, 98]
+    assert frame["correlation"].is_monotonic_increasing and frame.attrs["columns"]["duration_ns"]["unit"] == "ns"
+    first, _ = tables.longest(path, 5, ["registers"])
+    assert first["correlation"].tolist() == [0, 1, 2, 3, 4], "where nothing tells, the first"
+    few = tables.read(path, ["correlation", "no such column"], ["p1-nsys"])
+    assert list(few.columns) == ["correlation"] and len(few) == 100
+    assert len(tables.read(path, captures=["another"])) == 0

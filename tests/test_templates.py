@@ -19,7 +19,7 @@ from orchestrator.planfile import plans
 from orchestrator.units import Times
 
 NAMES = (
-    "attach", "auto", "cpu-deep", "cpu-quick", "gpu-deep", "gpu-quick", "hang", "io", "night", "torch-deep",
+    "attach", "auto", "cpu-deep", "cpu-quick", "gpu-deep", "gpu-quick", "hang", "io", "night", "ranks", "torch-deep",
     "torch-memory", "wake", "why",
 )  # fmt: skip
 VERBS = (

@@ -344,3 +344,71 @@ def test_times_are_numbers_of_protobuf(numbers: list[int]) -> None:
     for number, encoded in zip(numbers, perfetto.times(np.array(numbers, np.int64)), strict=True):
         assert sum((byte & 0x7F) << 7 * place for place, byte in enumerate(encoded)) == number
         assert [byte >> 7 for byte in encoded] == [1] * 8 + [0]
+
+
+# ---------------------------------------------------------------- ranks
+
+
+def ranked(rank: int, host: str | None, pid: int) -> dict[str, Any]:
+    return {"rank": rank, "host": host, "pid": pid}
+
+
+def test_ranks_are_processes_with_names_of_their_own_in_their_order(tmp_path: Path) -> None:
+    parts = {
+        ("p1-torch", "steps"): [row(0, 9, step=0, rank=1, pid=11), row(0, 9, step=0, rank=0, pid=10)],
+        ("p1-torch", "ranks"): [ranked(1, "n0", 11), ranked(0, "n0", 10)],
+    }
+    content = drawn(tmp_path, {key: [{**one} for one in rows] for key, rows in parts.items()})
+    names = [one.track[0] for one in content.on("steps")]
+    assert sorted(names) == ["rank 0 · n0 · 10 [10]", "rank 1 · n0 · 11 [11]"]
+    told = [one.track_descriptor for one in perfetto_file.packets(tmp_path / timeline.FILE)]
+    processes = [one for one in told if one.HasField("process")]
+    assert [one.process.process_name for one in processes] == ["rank 0 · n0 · 10", "rank 1 · n0 · 11"]
+    assert [(one.process.legacy_sort_index, one.sibling_order_rank) for one in processes] == [(0, 0), (1, 1)]
+
+
+def test_processes_of_two_hosts_may_have_one_number(tmp_path: Path) -> None:
+    captures = [capture(f"p1-nsys@n{rank}.r{rank}", rank=rank, host=f"n{rank}") for rank in range(2)]
+    parts: dict[tuple[str, str], Rows] = {
+        (one.id, "gpu_kernels"): [row(rank, 5, device=0, stream=7, name=f"k{rank}", rank=rank)]
+        for rank, one in enumerate(captures)
+    }
+    parts[captures[0].id, "ranks"] = [ranked(rank, f"n{rank}", 10) for rank in range(2)]
+    parts[captures[0].id, "steps"] = [row(0, 9, step=0, rank=rank) for rank in range(2)]
+    captures = [replace(one, pass_id="p1") for one in captures]
+    content = drawn(tmp_path, parts, captures)
+    found = {(one.name, one.track[0].partition(" [")[0]) for one in content.slices}
+    assert found == {
+        ("k0", "rank 0 · n0 · 10"), ("k1", "rank 1 · n1 · 10"),
+        ("step 0", "rank 0 · n0 · 10"), ("step 0", "rank 1 · n1 · 10"),
+    }  # fmt: skip
+
+
+def test_of_too_many_events_those_of_the_middle_are_drawn_of_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline, "MOST_EVENTS", 40)
+    monkeypatch.setattr("orchestrator.tables.PIECE_ROWS", 16)
+    parts: dict[tuple[str, str], Rows] = {}
+    for rank in range(2):
+        kernels = [row(10 * n, 5, device=0, stream=7, name="k", pid=10 + rank) for n in range(100)]
+        parts[f"p1-nsys{rank}", "gpu_kernels"] = kernels
+        parts[f"p1-nsys{rank}", "steps"] = [row(100 * n, 90, step=n, pid=10 + rank) for n in range(10)]
+    content = drawn(tmp_path, parts)
+    starts = [one.start - NOW for one in content.slices if one.name == "k"]
+    assert 30 <= len(starts) <= 44 and min(starts) >= 390 and max(starts) <= 600
+    assert sum(one.name.startswith("step") for one in content.slices) == 20, "of these, all"
+    said = [one.name for one in content.instants if one.name.startswith("single events are drawn")]
+    assert said == ["single events are drawn from 0.000 s to 0.000 s"]
+
+
+def test_imported_traces_of_a_job_are_drawn_together(tmp_path: Path) -> None:
+    captures = [capture(f"trace{rank}", rank=rank) for rank in range(3)]
+    captures = [replace(one, pass_id="import", collector="torch", run=None) for one in captures]
+    parts: dict[tuple[str, str], Rows] = {
+        (one.id, "op_spans"): [row(0, 5, thread=10, name=f"op{one.rank}", kind="op", pid=20 + (one.rank or 0))]
+        for one in captures
+    }
+    assert {one.name for one in drawn(tmp_path / "ranks", parts, captures).slices} == {"op0", "op1", "op2"}
+    alike = [replace(one, rank=0) for one in captures]
+    assert len(drawn(tmp_path / "alone", parts, alike).slices) == 1, "of the same rank they are of different runs"

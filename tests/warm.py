@@ -21,7 +21,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
 
-PACKAGES = ("jinja2", "msgspec", "pandas", "pyarrow.parquet", "pydantic", "rich.console", "rich.table", "yaml")
+PACKAGES = (
+    "jinja2", "msgspec", "pandas", "pyarrow.parquet", "pydantic", "rich.console", "rich.table",
+    "sqlalchemy.dialects.sqlite", "yaml",
+)  # fmt: skip
 OF_THE_START = ("PYTHON", "LD_", "LC_", "LANG")
 """Variables of these beginnings are read when a program starts: it has to start with them."""
 MAX_BYTES = 1 << 20

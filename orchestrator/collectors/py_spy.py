@@ -153,13 +153,13 @@ class PySpy(Collector):
         stop_nobody = self.nonblocking or (not self.native and self._must_not_stop(job))
         nonblocking = ("--nonblocking",) if stop_nobody else ()
         if self.idle:
-            form = ("--format", "chrometrace", "--idle", "--output", f"{job.dir}/profile.{{n}}.chrometrace.json")
+            form = ("--format", "chrometrace", "--idle", "--output", f"{job.dir}/profile.{{n}}.{{who}}chrometrace.json")
         else:
-            form = ("--format", "raw", "--full-filenames", "--output", f"{job.dir}/profile.{{n}}.raw.txt")
+            form = ("--format", "raw", "--full-filenames", "--output", f"{job.dir}/profile.{{n}}.{{who}}raw.txt")
         yield (*self._record(job, pid), *native, *nonblocking, *form)
         yield (sys.executable, "-I", "-S", lives.__file__, pid)
         if self.gil:
-            form = ("--format", "raw", "--full-filenames", "--output", f"{job.dir}/gil.{{n}}.raw.txt")
+            form = ("--format", "raw", "--full-filenames", "--output", f"{job.dir}/gil.{{n}}.{{who}}raw.txt")
             yield (*self._record(job, pid), "--gil", "--nonblocking", *form)
 
     def _record(self, job: Job, pid: str) -> tuple[str, ...]:
@@ -194,7 +194,7 @@ class PySpy(Collector):
     def parse(self, capture: Capture) -> Parsed:
         options = {"rate": self.rate, "idle": self.idle, **capture.options}
         rate_hz, idle = frequency(options["rate"]), bool(options["idle"])
-        ranks = attached.ranks(capture.run.attached if capture.run else ())
+        ranks = capture.run.rank_by_pid() if capture.run else {}
         reading = _Reading(rate_hz, _Logs.read(capture.paths("log")), dict(ranks))
         reading.take(capture.paths("profile"), "wall" if idle else "cpu")
         main = tuple(reading.rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -133,7 +133,8 @@ class Torch(Collector):
         cut = sorted({one.cut or _NO_END for one, _, _, truncated, _ in contents if one.cut or truncated})
         clock = next((clock for *_, clock in contents if clock), None)
         notes += _told_inside(capture)
-        lost = [*([f"truncated: {'; '.join(cut)}"] if cut else []), *_missing(recorded)]
+        wanted = capture.run.ranks_chosen if capture.run else None
+        lost = [*([f"truncated: {'; '.join(cut)}"] if cut else []), *_missing(recorded, wanted)]
         notes = (*_ranks(recorded), *notes)
         return Parsed(tables, notes, "degraded" if lost else None, "; ".join(lost) or None, clock=clock)
 
@@ -250,9 +251,10 @@ def _told_inside(capture: Capture) -> tuple[str, ...]:
     return injected.read(diaries[0].parent).notes if diaries else ()
 
 
-def _missing(recorded: Sequence[_Recording]) -> list[str]:
-    """The ranks that ran here, as the others know from their launcher, and have left no trace."""
-    expected = {rank for one in recorded for rank in one.ranks_here()}
+def _missing(recorded: Sequence[_Recording], wanted: Collection[int] | None) -> list[str]:
+    """The ranks that ran here, as the others know from their launcher, and have left no trace; of those alone that were
+    to be recorded, where not all were (None)."""
+    expected = {rank for one in recorded for rank in one.ranks_here() if wanted is None or rank in wanted}
     missing = sorted(expected - {one.rank for one in recorded if one.trace})
     return [f"no trace of rank {', '.join(map(str, missing))}"] if missing else []
 

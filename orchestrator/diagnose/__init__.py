@@ -3,8 +3,10 @@ what would feed it."""
 
 from __future__ import annotations
 
+import re
 import traceback
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from orchestrator import registry
@@ -36,13 +38,36 @@ def diagnosed(report: Report, log: Callable[[str], None] = lambda text: None) ->
 
 
 def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The most severe and costly first; of those with one cause the first, which takes over what the others rest on."""
+    """The most severe and costly first; of those with one cause the first, which takes over what the others rest on.
+    What a rule has to say of many GPUs is said of those that it costs most."""
     kept: dict[object, Finding] = {}
+    said: Counter[str] = Counter()
+    likewise: dict[str, int] = defaultdict(int)
     for finding in sorted(findings, key=_rank):
         key = finding.cause or (finding.rule, finding.title)
         first = kept.get(key)
+        if first is None and _ONE_OF.search(finding.title):
+            said[finding.rule] += 1
+            if said[finding.rule] > TOLD_ALIKE:
+                likewise[finding.rule] += 1
+                continue
         kept[key] = finding if first is None else _joined(first, finding)
-    return tuple(kept.values())
+    return tuple(_with_others(kept.values(), likewise))
+
+
+_ONE_OF = re.compile(r" \((?:rank|GPU) \d+\)$")
+"""How a title ends that is of one of several GPUs (gpu_seen.Seen.label)."""
+TOLD_ALIKE = 4
+"""So many findings of one rule, each of another GPU, are told one by one."""
+MOST_EVIDENCE = 16
+
+
+def _with_others(findings: Iterable[Finding], likewise: Mapping[str, int]) -> Iterator[Finding]:
+    """The costliest of each rule says how many more there are."""
+    left = dict(likewise)
+    for finding in findings:
+        more = left.pop(finding.rule, 0) if _ONE_OF.search(finding.title) else 0
+        yield replace(finding, title=f"{finding.title[:-1]}, and less in {more} more)") if more else finding
 
 
 def _rank(finding: Finding) -> tuple[float | str, ...]:
@@ -69,6 +94,6 @@ def _joined(first: Finding, other: Finding) -> Finding:
         title=f"{first.title}: {function}" if function and _alike(first, other) else first.title,
         advice=advice,
         where={**_beside(first, other), **first.where},
-        evidence=tuple(dict.fromkeys((*first.evidence, *other.evidence))),
+        evidence=tuple(dict.fromkeys((*first.evidence, *other.evidence)))[: max(MOST_EVIDENCE, len(first.evidence))],
         sources=tuple(dict.fromkeys((*first.sources, *other.sources))),
     )

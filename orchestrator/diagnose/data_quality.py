@@ -151,8 +151,9 @@ def unseen_gpu_processes(report: Report) -> Iterator[Finding]:
 
 def _traced(report: Report, capture: str) -> set[int]:
     """The processes of which any work on a GPU was recorded."""
-    tables = [report.table(name) for name in ("gpu_kernels", "gpu_graphs", "gpu_transfers")]
-    pids = [table[table["capture"] == capture]["pid"].dropna() for table in tables if table is not None]
+    names = ("gpu_kernels", "gpu_graphs", "gpu_transfers")
+    tables = [report.rows(name, [capture], ["pid"]) for name in names]
+    pids = [table["pid"].dropna() for table in tables if table is not None]
     return {int(pid) for column in pids for pid in column.unique()}
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.doctor import bare, gpus, kernel, places, settings, tools
 from orchestrator.doctor.words import Diagnosis, State, Theme
+from orchestrator.preflight import about_ranks
 
 if TYPE_CHECKING:
     from orchestrator.env_steps.base import Step
@@ -63,6 +64,7 @@ def doctor_for(run: Run, machine: Machine, reports: Path) -> Verdict:
         *_themed("tools", (one for _, one in members)),
         *_themed("GPU", gpus.look(machine) if on_gpu else ()),
         *_themed("environment", (one for _, one in steps)),
+        *_themed("ranks", (Diagnosis(one.subject, "ok", one.message, one.fix) for one in about_ranks(run, machine))),
         *_themed("places", where),
     )
     return Verdict(tuple(_as_we_are(machine, one) for one in found), run.name, tuple(dict.fromkeys(lacking)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["ok", "missing", "broken", "blocked", "unknown"]
-Theme = Literal["tools", "GPU", "permissions", "machine", "places", "cron", "environment"]
+Theme = Literal["tools", "GPU", "permissions", "machine", "places", "cron", "environment", "ranks"]
 
 LIMIT_S = 10.0
 """So long a tool or a driver may take to answer a question."""

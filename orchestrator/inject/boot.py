@@ -20,7 +20,19 @@ RANKS = (
     "RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID",
     "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "SLURM_PROCID",
 )  # fmt: skip
-"""As in launching.py."""
+LOCAL_RANKS = (
+    "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID",
+    "JSM_NAMESPACE_LOCAL_RANK", "FLUX_TASK_LOCAL_ID", "SLURM_LOCALID",
+)  # fmt: skip
+SIZES = (
+    "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE",
+    "SLURM_NTASKS",
+)  # fmt: skip
+LAUNCHERS = (
+    "torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate-launch",
+    "accelerate.commands.launch", "deepspeed", "deepspeed.launcher.launch", "deepspeed.launcher.runner",
+)  # fmt: skip
+"""Programs and modules that start the ranks, as far as they are Python. All as in launching.py."""
 SHOWN = ("PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 HELD = "PROFRUNHELD"
 _PR_SET_PTRACER = 0x59616D61
@@ -44,6 +56,7 @@ def start(path: str | None = None) -> None:
         bell.hang_in(folder, settings.get("pids"))
         sign_in(folder)
     settings["folder"] = folder
+    _leave_to_others()
     for part in (_allow_tracing, _start_parts):
         try:
             part()
@@ -51,7 +64,7 @@ def start(path: str | None = None) -> None:
             diary.trouble(part, error)
     os.register_at_fork(after_in_child=_forked)
     atexit.register(_end)  # the first to be registered is the last to run: after all of the program's own
-    if settings.get("hold") and HELD not in os.environ:
+    if settings.get("hold") and HELD not in os.environ and not _starts_ranks():  # each rank is held by itself
         os.environ[HELD] = "1"  # what this one starts is followed through it
         bell.ring("python")
 
@@ -94,6 +107,8 @@ def _sign_in() -> None:
         pid=bell.pid(),
         host=os.uname().nodename,
         rank=rank(),
+        local_rank=_number(*LOCAL_RANKS),
+        world_size=_number(*SIZES),
         program=_program(_command_line()),
         executable=sys.executable,
         python=sys.version.split()[0],
@@ -138,6 +153,20 @@ def _started_with() -> dict[str, str | None] | None:
         return None
     known = {name.decode("utf-8", "replace"): text.decode("utf-8", "replace") for name, _, text in pairs}
     return {name: known.get(name) for name in SHOWN}
+
+
+def _starts_ranks() -> bool:
+    """Whether this is no program but a launcher of ranks."""
+    words = _program(_command_line()) or [""]
+    return words[-1].rpartition("/")[2] in LAUNCHERS
+
+
+def _leave_to_others() -> None:
+    """Where only some ranks are to be looked at closely, the others still count their steps, and stop with them."""
+    chosen, own = settings.get("ranks"), rank()
+    if chosen and own is not None and own not in chosen:
+        window = settings.get("window")
+        settings.update(torch=None, hold=False, window=window and dict(window, look=False))
 
 
 def _allow_tracing() -> None:

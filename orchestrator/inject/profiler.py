@@ -29,6 +29,9 @@ _started: list[bool] = []
 _running = [0]
 """How many profilers are on in this process, ours among them, where they are counted."""
 _INTRODUCED_S = 2.0
+_DEAF_S = 2.0
+"""A main thread that has not come to its Python for so long after SIGTERM is inside of a call into C that does not end:
+a rank that waits for one that has died."""
 _SAVED_S = 120.0
 """How long the end of the program waits for another thread that writes the trace."""
 
@@ -80,6 +83,13 @@ class Profiler:
         self._skipped = 0
         self._late = 0
         """A signal that came while the trace was written, and ends the program right after."""
+        self._ear: tuple[int, int] | None = None
+        """A pipe into which a rank's signals are told, whatever its main thread does."""
+        self._at_ear = _thread.allocate_lock()
+        self._heard = 0.0
+        """When it was told of SIGTERM."""
+        self._answers = False
+        """Whether the main thread has been between two instructions since then."""
 
     # ------------------------------------------------------------ by steps
 
@@ -364,6 +374,7 @@ class Profiler:
         limit_bytes = self._options["max_rss_bytes" if self._by_steps else "by_time_max_rss_bytes"]
         while self._profile is profile and self._state == "recording":
             time.sleep(_LOOK_S)
+            self._listen()
             spent_s = time.monotonic() - began
             if for_s is not None and not self._by_steps and spent_s >= for_s:
                 self._where_it_began(partial(self._stop_this, profile))
@@ -412,9 +423,9 @@ class Profiler:
         return f"{folder}/traces/{name}.trace.json"
 
     def _stem(self) -> str:
-        """The files of this process: by its rank where it has one, by its pid in any case."""
+        """The files of this process: of a rank by its host and number, of any by its pid."""
         rank = boot.rank()
-        folder, who = self._options["dir"], "" if rank is None else f"rank{rank}-"
+        folder, who = self._options["dir"], "" if rank is None else f"{os.uname().nodename}-rank{rank}-pid"
         return f"{folder}/{who}{bell.pid()}"
 
     def _tell(self, **facts: Any) -> None:
@@ -494,6 +505,8 @@ class Profiler:
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             self._handler = self._terminated
             signal.signal(signal.SIGTERM, self._handler)
+            if boot.rank() is not None:
+                self._open_ear()
 
     def _unguard_ends(self) -> None:
         import signal
@@ -508,6 +521,59 @@ class Profiler:
             except ValueError:  # not the main thread: it stays, and ends the program as the default does
                 return
             self._handler = None
+            self._close_ear()
+
+    def _open_ear(self) -> None:
+        """Unless the program listens itself, as asyncio does."""
+        import signal
+
+        self._ear = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        before = signal.set_wakeup_fd(self._ear[1], warn_on_full_buffer=False)
+        if before != -1:
+            signal.set_wakeup_fd(before)
+            self._close_ear()
+
+    def _close_ear(self) -> None:
+        """In the main thread."""
+        import signal
+
+        if self._ear is not None:
+            now = signal.set_wakeup_fd(-1)
+            if now not in (-1, self._ear[1]):
+                signal.set_wakeup_fd(now)
+            held = self._at_ear.acquire(timeout=_DEAF_S)  # a child may have been forked off while it was held
+            ear, self._ear = self._ear, None
+            for end in ear:
+                os.close(end)
+            if held:
+                self._at_ear.release()
+
+    def _listen(self) -> None:
+        """Ends the program as SIGTERM had done without us, where its main thread does not come to our handler."""
+        import signal
+
+        told = b""
+        with self._at_ear:
+            if self._ear and not self._heard:
+                try:
+                    told = os.read(self._ear[0], 64)
+                except OSError:
+                    pass
+        if signal.SIGTERM in told:
+            self._heard, self._answers = time.monotonic(), False
+            pending.in_main_thread(self._answer)
+        if self._heard and not self._answers and time.monotonic() - self._heard > _DEAF_S:
+            diary.write("note", text="a rank was ended amid a call that did not end: torch.profiler's trace is lost")
+            import ctypes
+
+            default = ctypes.CDLL(None).signal
+            default.argtypes = [ctypes.c_int, ctypes.c_void_p]  # SIG_DFL is 0
+            default(signal.SIGTERM, None)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _answer(self) -> None:
+        """It was the signal of a child that has just been forked off, or the handler comes next."""
+        self._answers, self._heard = True, 0.0
 
     def _exit(self, status: int) -> None:
         really = self._real_exit or os._exit

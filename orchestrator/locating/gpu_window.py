@@ -14,7 +14,7 @@ from orchestrator.formats.gpu_queue import LAST
 from orchestrator.formats.kernel_names import communicates
 from orchestrator.locating.gpu_arrays import Flags, Times, ints, shared_ns, texts
 from orchestrator.locating.gpu_names import BY_KERNELS, BY_STEPS
-from orchestrator.tables import Table
+from orchestrator.tables import Coded, Table
 
 Parts: TypeAlias = Mapping[str, Sequence[Table]]
 
@@ -74,38 +74,48 @@ class Gpu:
 
 def gpus(parts: Parts) -> Iterator[Gpu]:
     """The GPUs of all captures, as `gpu_utilization` has them."""
+    sorted_ = {name: [(t, _whose(t)) for t in parts.get(name, ())] for name in _OF_A_GPU}
     for table in parts.get("gpu_utilization", ()):
         rows = list(table.rows())
         named = {(row.get("pid"), row.get("device")) for row in rows if row.get("pid") is not None}
-        alone = sum(len(t) for t in parts["gpu_utilization"] if len(t) and _key(t) == _key(table)) == 1
         for row in rows:
-            yield _gpu(parts, table, row, named, alone)
+            mine = {name: [t for t, whose in tables if _is_of(row, *whose)] for name, tables in sorted_.items()}
+            yield _gpu(mine, table, row, named)
 
 
-def _gpu(parts: Parts, table: Table, row: Mapping[str, Any], named: set[tuple[Any, Any]], alone: bool) -> Gpu:
-    capture, owner = str(row["capture"]), (row.get("pid"), row.get("device"))
+_OF_A_GPU = ("gpu_utilization", "gpu_kernels", "gpu_graphs", "gpu_transfers", "cuda_calls")
+
+
+def _gpu(tables: Parts, table: Table, row: Mapping[str, Any], named: set[tuple[Any, Any]]) -> Gpu:
+    """tables: those of its capture and rank."""
+    owner = (row.get("pid"), row.get("device"))
+    alone = sum(len(t) for t in tables["gpu_utilization"]) == 1
 
     def mine(name: str) -> list[tuple[Table, Any]]:
-        """The tables of this capture and rank, with the rows of this GPU."""
-        found = [t for t in parts.get(name, ()) if _key(t) == _key(table)]
-        return [(t, slice(None) if alone else _of(t, owner, named)) for t in found]
+        """With the rows of this GPU."""
+        return [(t, slice(None) if alone else _of(t, owner, named)) for t in tables[name]]
 
     transfers = mine("gpu_transfers")
-    calls = next((t for t in parts.get("cuda_calls", ()) if _key(t) == _key(table)), None)
     return Gpu(
-        capture=capture,
+        capture=str(row["capture"]),
         row=row,
         kernels=_in_order(_work([*mine("gpu_kernels"), *mine("gpu_graphs")])),
         transfers=_work(transfers),
         bytes=_joined([ints(t, "bytes")[rows] for t, rows in transfers]),
         pageable=_joined([_pageable(t)[rows] for t, rows in transfers]),
-        calls=calls,
+        calls=next(iter(tables["cuda_calls"]), None),
         clock_error_ns=(table.clock_error_ns or 0) if table.clock == "epoch" else None,
     )
 
 
-def _key(table: Table) -> tuple[Any, Any]:
-    return next(iter(table.columns["capture"]), None), next(iter(table.columns.get("rank", ())), None)
+def _whose(table: Table) -> tuple[Any, frozenset[Any]]:
+    """The capture of a table, and its ranks: one recording may have the processes of several in one file."""
+    ranks = table.columns.get("rank", ())
+    return next(iter(table.columns["capture"]), None), frozenset(ranks.texts if isinstance(ranks, Coded) else ranks)
+
+
+def _is_of(row: Mapping[str, Any], capture: Any, ranks: frozenset[Any]) -> bool:
+    return bool(row["capture"] == capture and (row.get("rank") is None or not ranks or row["rank"] in ranks))
 
 
 def _of(table: Table, owner: tuple[Any, Any], named: set[tuple[Any, Any]]) -> Flags:

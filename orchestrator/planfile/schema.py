@@ -11,6 +11,7 @@ from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 from orchestrator import registry
 from orchestrator.collectors.base import Collector
 from orchestrator.env_steps.base import Step
+from orchestrator.launchers.base import Launcher
 from orchestrator.plan import Together
 
 
@@ -27,16 +28,18 @@ def build(root: type[BaseModel], plugins: bool) -> dict[str, Any]:
     A class of another package that can't be described is left out."""
     collectors = _classes(registry.collector, registry.collector_names() if plugins else registry.COLLECTORS, Collector)
     steps = _classes(registry.environment_step, registry.environment_names() if plugins else registry.ENVIRONMENT, Step)
-    models: list[type[BaseModel]] = [root, Together, *collectors, *steps]
+    launchers = _classes(registry.launcher, registry.launcher_names() if plugins else registry.LAUNCHERS, Launcher)
+    models: list[type[BaseModel]] = [root, Together, *collectors, *steps, *launchers]
     refs, schema = models_json_schema([(model, "validation") for model in models], schema_generator=_Generator)
     ref = {model: refs[model, "validation"] for model in models}
     choices = {
         "collector": [ref[model] for model in collectors],
         "step": [ref[model] for model in steps],
+        "launcher": [ref[model] for model in launchers],
         "item": [*(ref[model] for model in collectors), ref[Together]],
     }
     filled = _filled(schema["$defs"], choices)
-    for model in (*collectors, *steps):
+    for model in (*collectors, *steps, *launchers):
         _require_use(filled[ref[model]["$ref"].rpartition("/")[2]])
     own = filled.pop(root.__name__)
     own["anyOf"] = [{"required": own.pop("required")}, {"required": ["extends"]}]
@@ -71,5 +74,5 @@ def _filled(schema: Any, choices: dict[str, list[Any]]) -> Any:
         return schema
     marked = choices.get(schema.get("$comment", "")) if isinstance(schema.get("$comment"), str) else None
     if marked is not None:
-        return {"anyOf": marked}
+        return {**{key: value for key, value in schema.items() if key != "$comment"}, "anyOf": marked}
     return {key: _filled(item, choices) for key, item in schema.items()}

@@ -7,6 +7,7 @@ import select
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from signal import Signals
 from typing import TYPE_CHECKING, TextIO
@@ -97,7 +98,7 @@ class Console:
         status, about = environment.status(record), environment.outline(record)
         tone = {"good": "good", "warn": "weak", "bad": "bad"}[view.tone(record.status)]
         lines = (
-            f"environment   {record.use:{LABEL + 1}} {word}" + (f"  {about}" if about else "")
+            f"environment   {record.name:{LABEL + 1}} {word}" + (f"  {about}" if about else "")
             for word in (status, self._paint(tone, status))
         )
         amiss = record.status not in IN_FORCE
@@ -110,7 +111,7 @@ class Console:
         what is to be said of what was put back."""
         left = [record for record in records if record.restored is False]
         for record in left:
-            self.warn(f"NOT put back: {record.use}" + (f": {record.reason}" if record.reason else ""))
+            self.warn(f"NOT put back: {record.name}" + (f": {record.reason}" if record.reason else ""))
         if left:
             self.warn(f"  next: {environment.RESTORE}")
         elif any(record.restored for record in records):
@@ -151,16 +152,15 @@ class Console:
 
     def pass_ends(self, record: PassRecord, captures: Sequence[Capture]) -> None:
         wall = _clock(record.run.wall_s, 3) if record.run and not record.run.start_error else "not run"
-        words = [(_tone(c.status), f"{c.collector}: {c.status}" if len(captures) > 1 else c.status) for c in captures]
+        words = list(_fates(captures))
         dots = "." * max(3, self._columns() - len(self._head) - LABEL - 15)
         coloured = " ".join(self._paint(tone, word) for tone, word in words)
         self._line(
             f"{self._head} {dots} {wall:>9}  {' '.join(word for _, word in words)}",
             f"{self._head} {self._paint('dim', dots)} {wall:>9}  {coloured}",
         )
-        for capture in captures:
-            if capture.reason and capture.status != "ok":
-                self._line(f"      {capture.collector}: {capture.reason}")
+        for said in dict.fromkeys(f"{c.collector}: {c.reason}" for c in captures if c.reason and c.status != "ok"):
+            self._line(f"      {said}")
         for note in record.notes:
             self._line(f"      {note}")
         if record.run and record.run.leftovers:
@@ -225,6 +225,14 @@ class Console:
 
     def _paint(self, colour: str, text: str) -> str:
         return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self._color else text
+
+
+def _fates(captures: Sequence[Capture]) -> Iterator[tuple[str, str]]:
+    """(tone, words) for what has become of each collector; of the tasks of a job, how many have the same fate."""
+    every = Counter(capture.collector for capture in captures)
+    for (collector, status), count in Counter((c.collector, c.status) for c in captures).items():
+        some = f"{count} of {every[collector]} " if count < every[collector] else ""
+        yield _tone(status), f"{collector}: {some}{status}" if len(every) > 1 or some else status
 
 
 def _tone(status: str) -> str:

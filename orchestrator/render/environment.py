@@ -176,7 +176,7 @@ def _row(step: StepRecord) -> Row:
     wanted = pairs(_asked(step.wanted))
     during = [moment for moment in known if moment[0] == "during"]
     return Row(
-        use=step.use,
+        use=step.name,
         tone="bad" if step.restored is False else view.tone(step.status),
         status=status(step),
         wanted=view.settings(step.wanted) or "",

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
+    from orchestrator.report import Report
+
 Weighted = Iterable[tuple[str, int]]
 Unit = Literal["ns", "samples"]
 
@@ -94,6 +96,17 @@ class Stacks:
                 weights[below[owner] + numbers[start:end]] += weight
         nothing = np.zeros(0, np.int64)
         return Tree.of(weights, list(ids)) if weights else Tree((), *[nothing] * 6)
+
+
+def of_report(report: Report) -> Iterator[tuple[str, str, pandas.DataFrame]]:
+    """(file stem, title, rows) for each capture and kind of time in the table `stacks`."""
+    frame = report.table("stacks")
+    if frame is None:
+        return
+    for (capture, kind), rows in frame.groupby(["capture", "kind"], sort=True):
+        stem = capture if kind == "wall" else f"{capture}.{kind}"
+        words = kind if kind in ("samples", "time") else f"{kind} time"
+        yield f"flamegraphs/{stem}", f"{report.run.name}: {capture} ({words})", rows
 
 
 def _label(process: str | None, pid: int | None, thread: str | None) -> str:

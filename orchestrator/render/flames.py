@@ -1,6 +1,6 @@
 """The flame graphs of the page: which there are, and the bytes from which the page's script draws each.
 
-The bytes are a line of JSON (see `_packed`), then columns with an entry for each frame of the graph, callers before
+The bytes are a line of JSON (see `pack`), then columns with an entry for each frame of the graph, callers before
 what they call: first the lowest bytes of all entries, then the next, and so on. That is gzip, and that is base64: a
 third of the same as JSON, and read without making an object of each frame.
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -78,43 +78,59 @@ def _graphs(report: Report) -> Iterator[_Graph]:
 
 
 def _packed(graph: _Graph, most: int) -> str:
-    """The line of JSON has: frames (names), origins (a digit for each, into ORIGINS), unit, factor (of all weights),
+    return pack(graph.tree, graph.origin, graph.unit, most)
+
+
+def pack(tree: Tree, origin: Callable[[str], int], unit: Unit, most: int, other: Tree | None = None) -> str:
+    """A tree of stacks as the page's script reads it; with the weights of the same stacks in another run, where `other`
+    (a tree of the same shape) has them.
+
+    The line of JSON has: frames (names), origins (a digit for each, into ORIGINS), unit, factor (of all weights),
     entries, left_out (how many), lost_outermost (weight of those without a caller), columns [name, bytes of an entry]:
 
     depth, 0 for the outermost; frame, a number into frames; own, the weight of the stacks that end there; lost, of what
-    it calls and is left out."""
-    tree = graph.tree
-    kept, lost = _heaviest(tree, most)
+    it calls and is left out. Of the other run: other_own, other_lost, other_lost_outermost."""
+    kept = _heaviest(tree.total + (0 if other is None else other.total), most)
     used, frame = np.unique(tree.frame[kept], return_inverse=True)
     names = [tree.names[number] for number in used.tolist()]
-    own = tree.own[kept]
-    factor = int(np.gcd.reduce(np.concatenate((own, lost)))) or 1
-    columns = {"depth": tree.depth[kept], "frame": frame, "own": own // factor, "lost": lost[:-1][kept] // factor}
+    weights = {f"{name}own": one.own[kept] for name, one in (("", tree), ("other_", other)) if one is not None}
+    lost = {f"{name}lost": _lost(one, kept) for name, one in (("", tree), ("other_", other)) if one is not None}
+    factor = int(np.gcd.reduce(np.concatenate((*weights.values(), *lost.values())))) or 1
+    weights |= {name: column[:-1][kept] for name, column in lost.items()}
+    columns = {
+        "depth": tree.depth[kept],
+        "frame": frame,
+        **{name: column // factor for name, column in weights.items()},
+    }
     widths = {name: (int(column.max()).bit_length() + 7) // 8 for name, column in columns.items()}
     head = {
         "frames": [view.visible(name) for name in names],
-        "origins": "".join(str(graph.origin(name)) for name in names),
-        "unit": graph.unit,
+        "origins": "".join(str(origin(name)) for name in names),
+        "unit": unit,
         "factor": factor,
         "entries": len(frame),
         "left_out": len(kept) - len(frame),
-        "lost_outermost": int(lost[-1]) // factor,
+        **{f"{name}_outermost": int(column[-1]) // factor for name, column in lost.items()},
         "columns": list(widths.items()),
     }
     planes = (_planes(columns[name], width) for name, width in widths.items())
     return _text(b"".join((json.dumps(head).encode(), b"\n", *planes)))
 
 
-def _heaviest(tree: Tree, most: int) -> tuple[NDArray[np.bool_], Ints]:
-    """Which of the entries are kept, and the weight that each lacks by that; the last is of those without a caller.
+def _heaviest(total: NDArray[Any], most: int) -> NDArray[np.bool_]:
+    """Which of the entries are kept. None of them lacks its caller, which is no lighter and stands before it."""
+    kept = np.zeros(len(total), bool)
+    kept[np.argsort(-total, kind="stable")[:most]] = True
+    return kept
 
-    None that is kept lacks its caller, which is no lighter and stands before it."""
-    kept = np.zeros(len(tree.total) + 1, bool)
-    kept[np.argsort(-tree.total, kind="stable")[:most]] = kept[-1] = True
-    cut = ~kept[:-1] & kept[tree.parent]  # the parent of those without a caller is -1: the last
-    lost = np.zeros(len(kept), np.int64)
+
+def _lost(tree: Tree, kept: NDArray[np.bool_]) -> Ints:
+    """The weight that each entry lacks by what is left out; the last is of those without a caller."""
+    there = np.append(kept, True)
+    cut = ~kept & there[tree.parent]  # the parent of those without a caller is -1: the last
+    lost = np.zeros(len(there), np.int64)
     np.add.at(lost, tree.parent[cut], tree.total[cut])
-    return kept[:-1], lost
+    return lost
 
 
 def _planes(column: Ints, width: int) -> bytes:

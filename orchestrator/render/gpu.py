@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -76,11 +77,18 @@ class Device:
         return f"busy for {busy} of the {view.duration(self.span_ns / 1e9)} from its first work to the end of its last"
 
 
-def devices(report: Report) -> list[Device]:
-    """The GPUs that did any work, capture by capture."""
-    gaps, rows = report.table("gpu_gaps"), known_rows(report)
-    numbers = [_number(row) for row in rows]
-    return [_device(row, gaps, numbers.count(_number(row)) > 1) for row in rows]
+def devices(report: Report, rows: Sequence[dict[str, Any]] | None = None) -> list[Device]:
+    """The GPUs that did any work, capture by capture; or those of these rows."""
+    known = known_rows(report)
+    numbers = [_number(row) for row in known]
+    chosen = known if rows is None else rows
+    return [_device(row, gaps_of(report, row), numbers.count(_number(row)) > 1) for row in chosen]
+
+
+def gaps_of(report: Report, row: dict[str, Any]) -> pandas.DataFrame | None:
+    """Its rows of `gpu_gaps`; None where there is no such table."""
+    frame = report.rows("gpu_gaps", [row["capture"]])
+    return None if frame is None else rows_of(frame, row)
 
 
 def known_rows(report: Report) -> list[dict[str, Any]]:
@@ -90,13 +98,19 @@ def known_rows(report: Report) -> list[dict[str, Any]]:
     return [row for row in found if row["span_ns"] and row["idle_ns"] is not None]
 
 
+def most_idle(report: Report, count: int) -> list[dict[str, Any]]:
+    """So many of these rows, in their order: of more, those of the GPUs that were idle for the largest part."""
+    rows = known_rows(report)
+    ranked = sorted(range(len(rows)), key=lambda n: -rows[n]["idle_ns"] / rows[n]["span_ns"])
+    return [rows[n] for n in sorted(ranked[:count])]
+
+
 def _number(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["capture"], row.get("rank"), row["device"]
 
 
-def _device(row: dict[str, Any], gaps: pandas.DataFrame | None, ambiguous: bool) -> Device:
+def _device(row: dict[str, Any], own: pandas.DataFrame | None, ambiguous: bool) -> Device:
     """`ambiguous`: several processes call a GPU by this number, and nothing says whether it is the same one."""
-    own = None if gaps is None else rows_of(gaps, row)
     kept = 0 if own is None else len(own)
     number = row["device"]
     name = " ".join(str(t) for t in (row["gpu"] or "GPU", f"(device {number})" if number is not None else "") if t)
@@ -115,7 +129,9 @@ def _device(row: dict[str, Any], gaps: pandas.DataFrame | None, ambiguous: bool)
 
 
 def rows_of(frame: pandas.DataFrame, row: dict[str, Any]) -> pandas.DataFrame:
-    """The rows of the GPU of a row of `gpu_utilization`."""
+    """The rows of the GPU of a row of `gpu_utilization`, without attributes, which pandas copies at each operation."""
+    frame = frame.copy(deep=False)
+    frame.attrs = {}
     chosen = (frame["capture"] == row["capture"]) & (frame["device"] == row["device"])
     if row.get("rank") is not None and "rank" in frame.columns:
         chosen &= frame["rank"] == row["rank"]
@@ -162,7 +178,7 @@ def _facts(row: dict[str, Any]) -> tuple[tuple[str, str | None], ...]:
 def _causes(gaps: pandas.DataFrame, idle_ns: int) -> tuple[Cause, ...]:
     """The gaps by what the launching thread did in them and in which range, the costliest first."""
     found: dict[tuple[str, str, str | None], list[int]] = {}
-    for gap in records(gaps):
+    for gap in records(gaps[[name for name in _TOLD if name in gaps.columns]]):
         where = gap["range"] and _SERIAL.sub("*", gap["range"])
         key = (gap["kind"] or view.UNKNOWN, did(gap), where)
         found.setdefault(key, []).append(gap["duration_ns"])
@@ -171,6 +187,9 @@ def _causes(gaps: pandas.DataFrame, idle_ns: int) -> tuple[Cause, ...]:
         Cause(kind, what, where, len(spans), sum(spans), max(spans), sum(spans) / idle_ns if idle_ns else 0.0)
         for (kind, what, where), spans in ranked[:CAUSES]
     )
+
+
+_TOLD = ("range", "kind", "duration_ns", "api", "api_ns", "os_call", "os_call_ns", "function", "thread")
 
 
 def did(gap: dict[str, Any]) -> str:

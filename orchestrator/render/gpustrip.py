@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 BOX = Box(1000, 64, 0, 0, 2, 0)
 BINS = 250
 """Of the window: each shows which part of it the GPU was busy, and which part it waited for what."""
+SHOWN = 8
+"""GPUs; the others are in the tables."""
 TOP = 8
 """Gaps that are told one by one."""
 
@@ -62,9 +64,15 @@ class Queue:
     box: Box = BOX
 
 
+def left_out(report: Report) -> int:
+    """How many GPUs did work that are not shown one by one."""
+    return max(0, len(gpu.known_rows(report)) - SHOWN)
+
+
 def queues(report: Report) -> list[Queue]:
-    """The GPUs that did any work, capture by capture."""
-    pairs = zip(gpu.known_rows(report), gpu.devices(report), strict=True)
+    """The GPUs that did any work, capture by capture; of many, those that were idle most."""
+    rows = gpu.most_idle(report, SHOWN)
+    pairs = zip(rows, gpu.devices(report, rows), strict=True)
     return [_queue(report, i, row, device) for i, (row, device) in enumerate(pairs, 1)]
 
 
@@ -75,11 +83,11 @@ def moments(found: Sequence[Queue]) -> dict[float, str]:
 
 def _queue(report: Report, serial: int, row: dict[str, Any], device: gpu.Device) -> Queue:
     start, length, window = _window(report, row)
-    frame = report.table("gpu_gaps")
-    found = [] if frame is None else gpu.records(gpu.rows_of(frame, row))
-    gaps = [gap for gap in found if _inside(gap, start, length)]
+    found = gpu.gaps_of(report, row)
+    gaps = None if found is None else _inside(found, start, length)
     work = _work(report, row)
-    causes = [cause for cause in CAUSES if any(_cause(gap) == cause for gap in gaps)]
+    there = set() if gaps is None else {*gaps["cause"].unique()}
+    causes = [cause for cause in CAUSES if cause in there]
     return Queue(
         serial,
         device,
@@ -89,10 +97,7 @@ def _queue(report: Report, serial: int, row: dict[str, Any], device: gpu.Device)
         label=f"Queue of {device.name} over {view.duration(length / 1e9)}",
         window_ns=length,
         window=window,
-        gaps=tuple(
-            _gap(f"gap-{serial}-{i}", gap, start, length)
-            for i, gap in enumerate(sorted(gaps, key=lambda g: -g["duration_ns"])[:TOP], 1)
-        ),
+        gaps=tuple(_gap(f"gap-{serial}-{i}", gap, start, length) for i, gap in enumerate(_longest(gaps), 1)),
         kinds=tuple((CAUSES[cause][1], CAUSES[cause][0]) for cause in causes),
     )
 
@@ -107,29 +112,33 @@ def _window(report: Report, row: dict[str, Any]) -> tuple[int, int, str | None]:
     return told["start_ns"], told["window_ns"], told["window"]
 
 
-def _inside(gap: dict[str, Any], start: int, length: int) -> bool:
-    if gap["start_ns"] is None or not gap["duration_ns"]:
-        return False
-    return bool(gap["start_ns"] < start + length and gap["start_ns"] + gap["duration_ns"] > start)
+def _inside(gaps: pandas.DataFrame, start: int, length: int) -> pandas.DataFrame:
+    """The gaps of the window, each with a cause that has words."""
+    gaps = gaps[gaps["start_ns"].notna() & (gaps["duration_ns"].fillna(0) > 0)]
+    gaps = gaps[(gaps["start_ns"] < start + length) & (gaps["start_ns"] + gaps["duration_ns"] > start)]
+    known = gaps["cause"] if "cause" in gaps.columns else gaps["kind"]
+    return gaps.assign(cause=known.where(known.isin([*CAUSES]).fillna(False), "unknown").fillna("unknown"))
 
 
-def _cause(gap: dict[str, Any]) -> str:
-    cause = gap.get("cause")
-    return str(cause) if cause in CAUSES else "unknown"
+def _longest(gaps: pandas.DataFrame | None) -> list[dict[str, Any]]:
+    if gaps is None:
+        return []
+    return gpu.records(gaps.sort_values("duration_ns", ascending=False, kind="stable").head(TOP))
 
 
 def _work(report: Report, row: dict[str, Any]) -> pandas.DataFrame | None:
     """All work of the GPU; None where single pieces of it were not kept."""
     import pandas
 
-    frames = (report.table(name) for name in ("gpu_kernels", "gpu_graphs", "gpu_transfers"))
+    names = ("capture", "rank", "pid", "device", "start_ns", "duration_ns")
+    frames = (report.rows(name, [row["capture"]], names) for name in ("gpu_kernels", "gpu_graphs", "gpu_transfers"))
     own = [gpu.rows_of(frame, row)[["start_ns", "duration_ns"]] for frame in frames if frame is not None]
     found = pandas.concat(own).dropna() if own else pandas.DataFrame()
     return None if found.empty else found
 
 
 def _layers(
-    gaps: Sequence[dict[str, Any]], causes: Sequence[str], work: pandas.DataFrame | None, start: int, length: int
+    gaps: pandas.DataFrame | None, causes: Sequence[str], work: pandas.DataFrame | None, start: int, length: int
 ) -> Iterator[Shape]:
     """From the bottom: the part of each bin in which the GPU was busy, then what it waited for; the rest of its
     idleness, in gaps too short to be kept, is left open."""
@@ -141,8 +150,10 @@ def _layers(
         floor = covered(work["start_ns"].to_numpy("int64") - start, work["duration_ns"].to_numpy("int64"), edges)
         yield Shape("native", _bins(numpy.zeros(BINS), floor))
     for cause in causes:
-        own = [(gap["start_ns"] - start, gap["duration_ns"]) for gap in gaps if _cause(gap) == cause]
-        begins, lengths = (numpy.array(column, "int64") for column in zip(*own, strict=True))
+        if gaps is None:
+            return
+        own = gaps[gaps["cause"] == cause]
+        begins, lengths = own["start_ns"].to_numpy("int64") - start, own["duration_ns"].to_numpy("int64")
         top = numpy.minimum(1.0, floor + covered(begins, lengths, edges))
         yield Shape(CAUSES[cause][1], _bins(floor, top))
         floor = top
@@ -177,7 +188,7 @@ def _bins(lows: NDArray[np.float64], highs: NDArray[np.float64]) -> str:
 
 
 def _gap(name: str, gap: dict[str, Any], start: int, length: int) -> Gap:
-    cause = _cause(gap)
+    cause = gap["cause"]
     about = f" {gap['path']}" if gap.get("path") else ""
     return Gap(
         id=name,

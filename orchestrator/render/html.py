@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from orchestrator.render import (
     memory,
     operators,
     pagedata,
+    ranks,
     samples,
     stepchart,
     stepping,
@@ -56,7 +57,7 @@ def render(report: Report) -> str:
 
     parts = _parts(report)
     style, script = looks(drawn := _draws(parts)), behaviour(drawn)
-    template = _environment().get_template("page.html.j2")
+    template = jinja().get_template("page.html.j2")
     return template.render(
         **parts,
         sections=_sections(report, parts),
@@ -71,7 +72,7 @@ def render(report: Report) -> str:
         whiskers=charts.whiskers(report),
         drifted=view.drifted(report),
         trusts=view.trusts(report),
-        copies=gpu.copies(report),
+        copies=gpu.copies(report)[: gpustrip.SHOWN],
         roofline=kernels.roofline(report),
         flames=flames.flames(report),
         facts=view.facts(report.machine),
@@ -98,6 +99,8 @@ def _parts(report: Report) -> dict[str, Any]:
         "splits": where.splits(report),
         "split_title": where.title(report),
         "queues": (queues := gpustrip.queues(report)),
+        "ranks": ranks.ranks(report),
+        "gpus_left_out": gpustrip.left_out(report),
         "moments": gpustrip.moments(queues),
         "operators": operators.grids(report),
         "every_grid": grids,
@@ -119,6 +122,7 @@ def _sections(report: Report, parts: Mapping[str, Any]) -> list[tuple[str, str, 
         ("findings", "Findings", True),
         ("stands", "Where it stood", parts["stands"]),
         ("steps", "Steps", parts["steps"]),
+        ("ranks", "Ranks", parts["ranks"]),
         ("timing", "Runs", True),
         ("where", "Where", True),
         ("gpu", "GPU", parts["queues"]),
@@ -197,10 +201,10 @@ def looks(draws: bool) -> str:
     return "\n".join(_asset(name) for name in ((CHARTS[2],) if draws else ()) + ("page.css",))
 
 
-def behaviour(draws: bool) -> str:
+def behaviour(draws: bool, scripts: Sequence[str] = SCRIPTS) -> str:
     """The page's script: its files behind one another, in a function of their own; the library with its licence."""
     library = [f"/*\n{_asset(CHARTS[0])}*/", _asset(CHARTS[1])] if draws else []
-    return "\n".join(('"use strict";\n(() => {', *library, *map(_asset, SCRIPTS), "})();"))
+    return "\n".join(('"use strict";\n(() => {', *library, *map(_asset, scripts), "})();"))
 
 
 def _asset(name: str) -> str:
@@ -250,7 +254,7 @@ def ticked(text: str) -> Markup:
     return Markup("").join(Markup("<code>%s</code>") % p if i % 2 else p for i, p in enumerate(pieces))
 
 
-def _environment() -> Environment:
+def jinja() -> Environment:
     """Jinja with everything escaped; what is unknown says so, wherever it stands."""
     import jinja2
     from markupsafe import Markup

@@ -16,6 +16,7 @@ from orchestrator.render import (
     kernels,
     memory,
     operators,
+    ranks,
     samples,
     stepping,
     view,
@@ -58,6 +59,7 @@ def render(report: Report) -> str:
         _findings,
         _stands,
         _steps,
+        _ranks,
         _timing,
         _where,
         _gpu,
@@ -187,6 +189,22 @@ def _steps(report: Report) -> Iterator[str]:
         if course.mean_ns is not None:
             yield from ("", *_phases(course), "")
     yield found.rest() or ""
+
+
+def _ranks(report: Report) -> Iterator[str]:
+    """The ranks furthest behind; all of them where there are few."""
+    found = ranks.ranks(report)
+    if found is None:
+        return
+    columns = found.columns
+    head = (">Rank", *(name if key in ("host", "ended") else f">{name}" for key, name in columns))
+    rows = [(str(row.rank), *(_text(getattr(row, key)) for key, _ in columns)) for row in found.shown]
+    lead = f"{found.lead} In pass {found.where}."
+    yield from ("## Ranks", "", escape(lead), "", *([found.judged, ""] if found.judged else []), *grid(head, rows), "")
+    if found.rest:
+        yield f"{len(found.rest):,} other ranks: {code(report.tables['ranks'].path)}"
+    if found.heat:
+        yield from ("", escape(f"{found.heat.label}."), "")
 
 
 def _phases(course: stepping.Course) -> Iterator[str]:
@@ -339,7 +357,7 @@ def _gpu(report: Report) -> Iterator[str]:
         yield from (f"## {escape(device.name)} in {escape(device.capture)}", "", f"{escape(device.told)}.", "")
         yield from (*(f"- {name}: {_text(text)}" for name, text in device.facts if text is not None), "")
         yield from (*_longest(queue), "", *_gaps(device), "")
-    for capture, rows in gpu.copies(report):
+    for capture, rows in gpu.copies(report)[: gpustrip.SHOWN]:
         head = ("Kind", ">Count", ">Size", ">Time", ">Bandwidth", ">Bytes in pageable memory")
         yield from _section(f"Copies and sets of {escape(capture)}", head, [_copies(row) for row in rows], "")
         yield ""

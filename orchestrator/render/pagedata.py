@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 ROWS = 250
 """Rows of a table in the page; the rest is in its Parquet file."""
+LONG_ROWS = 500_000
+"""Of a longer table only the rows that are shown are read; it need not fit into memory."""
 ROWS_OF = {"stacks": 50, "stack_spans": 50}
 STACK_CHARACTERS = 600
 """Fewer stacks, and of a long one both ends: the flame graph shows them all, the table's file has every letter."""
@@ -86,13 +88,15 @@ def grids(report: Report) -> list[Grid]:
     budget = TEXT_BUDGET_BYTES // max(4, len(report.tables))
     found = []
     for name in view.table_names(report):
-        frame = report.table(name)
+        info = report.tables[name]
+        is_long = info.rows > LONG_ROWS
+        frame = report.longest(name, ROWS_OF.get(name, ROWS), view.COSTS) if is_long else report.table(name)
         if frame is None or frame.empty:
             continue
         path = report.tables[name].path
         if name == "syscalls" and (classes := _by_class(frame)) is not None:
             found.append(_grid(report, "syscalls_by_class", classes, path, budget))
-        found.append(_grid(report, name, frame, path, budget))
+        found.append(replace(_grid(report, name, frame, path, budget), total=info.rows))
     return found
 
 

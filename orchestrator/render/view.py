@@ -43,6 +43,8 @@ TABLES: Mapping[str, tuple[str, str]] = {
     "threads": ("Threads", "every thread at two looks: whether it has moved between them, and what it is in"),
     "collectives": ("Collectives", "what the flight recorders had kept of each rank's calls, the oldest first"),
     "steps": ("Steps", "what each step of the program took, phase by phase; the chart draws them"),
+    "ranks": ("Ranks", "each rank of the job in each pass, beside the others"),
+    "rank_steps": ("Steps by rank", "what each rank had to do in each step, and how far it was behind the median rank"),
     "functions": ("Functions", "self: the function was running itself; total: it was anywhere on the stack"),
     "host_time": ("Time of threads", "by state and place, joined from the captures of several tools"),
     "gpu_time": ("Time of GPUs", "busy, and idle by cause, in the window"),
@@ -81,7 +83,7 @@ TABLES: Mapping[str, tuple[str, str]] = {
 }  # fmt: skip
 """Heading and explanation of the tables, in the order in which a reader wants them. Tables of other names follow."""
 
-_COSTS = ("total_ns", "duration_ns", "self_samples", "weight_ns", "samples", "speedup_pct", "cpu_self_ns", "bytes")
+COSTS = ("total_ns", "duration_ns", "self_samples", "weight_ns", "samples", "speedup_pct", "cpu_self_ns", "bytes")
 _PARTITIONS = ("functions", "syscalls", "syscalls_by_class", "syscall_paths", "stacks")
 """Tables (besides `*_summary`) whose rows add up to a whole, so that a share of it says something."""
 
@@ -590,14 +592,24 @@ def settings(value: Any) -> str | None:
 
 
 def facts(machine: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str | None]]]]:
-    """The machine as groups of (label, text): what is nested becomes a group, numbered if there are several."""
-    top = {k: v for k, v in machine.items() if not _nested(v)}
+    """The machine as groups of (label, text): what is nested becomes a group, numbered if there are several. Of a job
+    on several hosts each has one."""
+    own = {key: value for key, value in machine.items() if key != "hosts"}
+    top = {k: v for k, v in own.items() if not _nested(v)}
     groups = [("host", top)] if top else []
-    for key, value in machine.items():
+    groups += [(f"host {name}", _outline(told)) for name, told in (machine.get("hosts") or {}).items()]
+    for key, value in own.items():
         members = [] if not _nested(value) else [value] if isinstance(value, Mapping) else value
         numbered = len(members) > 1
         groups += [(f"{label(key)} {i}" if numbered else label(key), m) for i, m in enumerate(members)]
     return [(name, list(_pairs(group))) for name, group in groups]
+
+
+def _outline(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What a host of a job says of itself, in one group."""
+    gpus = [str(gpu.get("name")) for gpu in told.get("gpus") or ()]
+    known = {"cpu": (told.get("cpu") or {}).get("model"), "gpus": ", ".join(gpus) or "none"}
+    return {**{key: value for key, value in told.items() if not _nested(value)}, **known}
 
 
 def _nested(value: Any) -> bool:
@@ -634,7 +646,7 @@ def title(name: str) -> str:
 
 def cost_column(frame: pandas.DataFrame) -> str | None:
     """The column that says what a row costs; None where the rows have an order of their own."""
-    return next((c for c in _COSTS if c in frame.columns and frame[c].notna().any()), None)
+    return next((c for c in COSTS if c in frame.columns and frame[c].notna().any()), None)
 
 
 def ranked(frame: pandas.DataFrame, rows: int) -> pandas.DataFrame:

@@ -98,7 +98,8 @@ def test_it_attaches_to_each_python_process() -> None:
     assert words(made) == (
         "env", "RUST_LOG=py_spy::config=info,py_spy::sampler=info",
         "/opt/venv/bin/py-spy", "record", "--pid", "{pid}", "--rate", "100", "--subprocesses", "--threads",
-        "--format", "chrometrace", "--idle", "--output", "/tmp/scratch space/p03-py-spy/profile.{n}.chrometrace.json",
+        "--format", "chrometrace", "--idle",
+        "--output", "/tmp/scratch space/p03-py-spy/profile.{n}.{who}chrometrace.json",
     )  # fmt: skip
     assert words(made, 1)[1:3] == ("-I", "-S") and words(made, 1)[-1] == "{pid}"
     assert Path(words(made, 1)[3]).name == "lives.py"
@@ -118,7 +119,7 @@ def test_options_reach_the_command_line() -> None:
 def test_without_idle_threads_it_takes_raw_stacks() -> None:
     made = launch(idle=False)
     assert words(made)[-5:] == (
-        "--format", "raw", "--full-filenames", "--output", f"{JOB.dir}/profile.{{n}}.raw.txt"
+        "--format", "raw", "--full-filenames", "--output", f"{JOB.dir}/profile.{{n}}.{{who}}raw.txt"
     )  # fmt: skip
     assert "--idle" not in words(made)
     assert made.artifacts[0].format == "folded"
@@ -128,7 +129,7 @@ def test_gil_is_a_second_capture_beside() -> None:
     made = launch(gil=True)
     assert len(made.beside) == 3
     assert {"--gil", "--nonblocking", "raw"} < set(words(made, 2)) and "--idle" not in words(made, 2)
-    assert words(made, 2)[-1] == f"{JOB.dir}/gil.{{n}}.raw.txt"
+    assert words(made, 2)[-1] == f"{JOB.dir}/gil.{{n}}.{{who}}raw.txt"
 
 
 def test_attaching_is_to_each_python_that_is_there_or_comes() -> None:

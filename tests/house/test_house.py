@@ -21,16 +21,21 @@ FLOORS = (
     "cli",
     "commands",
     "verbs verbs.*",
-    "arguments dryrun importing",
+    "arguments dryrun exporting exporting.* importing nightly share",
     "runner doctor knobs serve",
+    "compare history",
+    "historic.*",
     "doctor.*",
-    "collect environment guard locate normalise outcome picks planfile.plans preflight resolve timeline",
-    "live occupied planfile.messages planfile.schema repeatable told",
-    "diagnose imported perfetto plan",
+    "launchers.node launchers.nodes launchers.submit launchers.tasks",
+    "launchers.task",
+    "collect environment guard normalise outcome picks planfile.plans preflight resolve timeline",
+    "live occupied planfile.messages planfile.schema reading repeatable told",
+    "diagnose imported locate perfetto plan",
     "registry sharing",
     "diagnose.headline",
-    "collectors.* diagnose.* env_steps.* render.*",
+    "collectors.* diagnose.* env_steps.* nights nights.* render.*",
     "env_steps.clock_option env_steps.waiting",
+    "comparing comparing.*",
     "restoring",
     "keeper",
     "journal",
@@ -39,21 +44,36 @@ FLOORS = (
     "gpu_seen",
     "judging locating locating.*",
     "collectors.base env_steps.base privileged report trust",
+    "launchers launchers.base launchers.detect launchers.local launchers.told launchers.torchrun launchers.watch",
+    "launchers.clocks launchers.mpi launchers.parted launchers.seat launchers.slurm",
     "formats.ncu formats.ncu_rep kernel machine",
     "armed cpufreq gpus",
-    "attached inside neighbours",
+    "attached inside neighbours nights.words veil",
+    "nights.judge nights.schedule",
     "folder formats.* launching planfile.fields planfile.source process redact sampler.* signals standalone.* stdio",
-    "names planfile planfile.tree stats steps tables units visible",
+    "comparing.words names parquet planfile planfile.tree stats steps tables units visible",
     "model",
     "errors inject inject.*",
 )
 """The house from the roof down. A module may import what lies on the floors below its own."""
 
-SHARED_ROOMS = ("doctor", "formats", "inject", "locating", "render", "sampler")
+SHARED_ROOMS = (
+    "comparing",
+    "doctor",
+    "exporting",
+    "formats",
+    "historic",
+    "inject",
+    "launchers",
+    "locating",
+    "render",
+    "sampler",
+)
 """Rooms whose files may import one another; those of all other rooms may not."""
 
 STAND_ALONE = (
     "standalone.dumps",
+    "standalone.hub",
     "standalone.keeper",
     "standalone.let_in",
     "standalone.lives",
@@ -61,6 +81,7 @@ STAND_ALONE = (
     "standalone.nvml",
     "standalone.roothelper",
     "standalone.seize",
+    "standalone.start_ranks",
     "standalone.wake",
 )
 """Files that are run on their own, by any Python: nothing but the standard library."""
@@ -71,12 +92,14 @@ STAND_ALONE_MAY_TRY = {"standalone.ncu_rep": {"ncu_report"}, "standalone.nvml": 
 SAMPLER_MAY_TRY = {"pynvml"}
 """The sampler is a program of its own, and profrun's own Python runs it: it may look for NVIDIA's bindings there."""
 
-STARTS_PROCESSES = {"process", "sampler.gpus", "standalone.dumps", "standalone.roothelper"}
-"""Only the first is part of profrun's own process: nvidia-smi has to die with the sampler that reads it, and the root
-helper becomes it."""
+STARTS_PROCESSES = {"process", "sampler.gpus", "standalone.dumps", "standalone.roothelper", "standalone.start_ranks"}
+"""Only the first is part of profrun's own process: nvidia-smi has to die with the sampler that reads it, the ranks of
+`launcher: {use: local}` are that launcher's children, and the root helper becomes it."""
 
 WRITES_FILES = {
     "folder": "the report folder, scratch space and everything else that is profrun's own",
+    "historic.store": "the database of the runs so far",
+    "nights.thin": "deletes old raw files, and writes down which",
     "process": "the answers of short commands",
     "machine": "settings of the host",
     "journal": "what a run changes on the machine, and puts back",

@@ -26,3 +26,40 @@ def test_ranks(monkeypatch: pytest.MonkeyPatch, told: dict[str, str], rank: int 
     for name, text in told.items():
         monkeypatch.setenv(name, text)
     assert (boot.rank(), boot.ranks_here()) == (rank, here)
+
+
+LOOKED_AT = {"torch": {"skip": 5}, "hold": True, "window": {"skip": 5, "steps": 3, "look": True}}
+
+
+@pytest.mark.parametrize(
+    ("rank", "chosen", "is_looked_at"),
+    [("0", [0, 7], True), ("1", [0, 7], False), ("1", None, True), (None, [0], True)],
+)
+def test_ranks_that_nobody_wants_to_look_at_count_their_steps_alone(
+    monkeypatch: pytest.MonkeyPatch, rank: str | None, chosen: list[int] | None, is_looked_at: bool
+) -> None:
+    for name in boot.RANKS:
+        monkeypatch.delenv(name, raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    settings = {**LOOKED_AT, "ranks": chosen}
+    monkeypatch.setattr(boot, "settings", settings)
+    boot._leave_to_others()
+    counted = {"torch": None, "hold": False, "window": {"skip": 5, "steps": 3, "look": False}}
+    assert settings == {**(LOOKED_AT if is_looked_at else counted), "ranks": chosen}
+    assert LOOKED_AT["window"] == {"skip": 5, "steps": 3, "look": True}
+
+
+@pytest.mark.parametrize(
+    ("words", "starts"),
+    [
+        (["python", "/opt/venv/bin/torchrun", "--nproc-per-node", "2", "train.py"], True),
+        (["python", "-u", "-m", "torch.distributed.run", "train.py"], True),
+        (["python", "train.py", "torchrun"], False),
+        (["python", "-c", "import torchrun"], False),
+        ([], False),
+    ],
+)
+def test_a_launcher_of_ranks_is_no_program(monkeypatch: pytest.MonkeyPatch, words: list[str], starts: bool) -> None:
+    monkeypatch.setattr(boot, "_command_line", lambda: words or None)
+    assert boot._starts_ranks() is starts

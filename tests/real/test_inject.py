@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -172,7 +173,7 @@ def test_the_ranks_of_torchrun(tmp_path: Path) -> None:
     assert result.code == 0, result.stderr
     outcome = Outcome(Seen(0, "", ""), result)
     names = sorted(re.sub(r"\d+\.trace", "N.trace", name) for name in outcome.traces())
-    assert names == ["rank0-N.trace.json", "rank1-N.trace.json"]
+    assert names == [f"{os.uname().nodename}-rank{rank}-pidN.trace.json" for rank in (0, 1)]
     assert list(outcome.traces().values()) == [INSIDE, INSIDE]
     assert sorted({(row["rank"], row["step"]) for row in outcome.steps()}) == [(r, s) for r in (0, 1) for s in range(7)]
 

@@ -40,7 +40,6 @@ class Stacks {
     const { entries: n, depth, own, lost } = this;
     const parent = this.parent = new Int32Array(n);
     const end = this.end = new Int32Array(n);
-    const total = this.total = new Float64Array(n);
     const path = [];
     for (let i = 0; i < n; i++) {
       while (path.length > depth[i]) end[path.pop()] = i;
@@ -48,12 +47,19 @@ class Stacks {
       path.push(i);
     }
     for (const i of path) end[i] = n;
-    for (let i = n - 1; i >= 0; i--) {
-      total[i] += own[i] + lost[i];
-      if (parent[i] >= 0) total[parent[i]] += total[i];
-    }
+    this.total = this.sums(own, lost);
     this.origins = [...this.origins].map(Number);
     this.functions();
+  }
+
+  // Of each entry its own and all that it calls.
+  sums(own, lost) {
+    const total = new Float64Array(this.entries);
+    for (let i = this.entries - 1; i >= 0; i--) {
+      total[i] += own[i] + lost[i];
+      if (this.parent[i] >= 0) total[this.parent[i]] += total[i];
+    }
+    return total;
   }
 
   // A name's function and file, '' for none.
@@ -149,6 +155,7 @@ class Callees extends Layout {
         const kid = kidOf(stacks.frame[i]);
         kid.total += stacks.total[i];
         kid.own += stacks.own[i];
+        if (stacks.other) kid.other = (kid.other ?? 0) + stacks.other[i];
         (kid.ranges ??= []).push(stacks.inside(i));
       }
     }
@@ -246,13 +253,22 @@ class Flame {
 
   async load() {
     const id = this.part("source").value;
-    if (!this.cache.has(id)) this.cache.set(id, unpacked(id));
-    const stacks = await this.cache.get(id);
+    const stacks = await this.read(id);
     if (id !== this.part("source").value) return; // another was chosen meanwhile
     this.stacks = stacks;
-    ORIGINS.forEach((name, number) => { find(`.legend .${name}`, this.box).parentElement.hidden = !stacks.origins.includes(number); });
+    this.legend();
     this.offer();
     this.show();
+  }
+
+  read(id) {
+    if (!this.cache.has(id)) this.cache.set(id, unpacked(id));
+    return this.cache.get(id);
+  }
+
+  // Of the colours those that are used.
+  legend() {
+    ORIGINS.forEach((name, number) => { find(`.legend .${name}`, this.box).parentElement.hidden = !this.stacks.origins.includes(number); });
   }
 
   // The choice of processes and threads.
@@ -435,12 +451,14 @@ class Flame {
 
   isGroup(node) { return this.grouped && node.depth <= THREADS || !node.parent; }
 
+  fill(node) { return this.paint.origins[this.layout.origins[node.key]]; }
+
   bar(node, x, w, y) {
     const { pen, paint, letter } = this;
     const group = this.isGroup(node);
     const match = !group && this.matches?.[node.key];
     pen.globalAlpha = node.depth < this.zoomed.depth ? 0.45 : this.needle && !match && !group ? 0.4 : 0.84 + 0.16 * ((node.key * 0.618) % 1);
-    pen.fillStyle = match ? paint.match : group ? paint.group : paint.origins[this.layout.origins[node.key]];
+    pen.fillStyle = match ? paint.match : group ? paint.group : this.fill(node);
     pen.fillRect(x, y, Math.max(w - (w > 3 ? 1 : 0), 0.5), ROW - 1);
     pen.globalAlpha = 1;
     if (node === this.selected || node === this.hovered) {

@@ -64,7 +64,8 @@ function comparing(values, down) {
 function cell(column, index) {
   const value = column.values[index];
   if (isText(column)) return value === null ? unknown("text") : text(value, column.type, column.act && (() => column.act(index)));
-  if (value === null) return unknown(column.type === "share" ? "" : "n");
+  if (value === null && !column.texts?.[index]) return unknown(column.type === "share" ? "" : "n");
+  if (column.texts) return make("td", { className: `n ${column.signs ? sign(column.signs[index]) : ""}`, textContent: column.texts[index] });
   if (column.type === "share") {
     const td = make("td", { className: "n share", textContent: percent(value) });
     td.style.setProperty("--part", value);
@@ -72,6 +73,9 @@ function cell(column, index) {
   }
   return make("td", { className: "n", textContent: number(column, value), title: exact(column, value) });
 }
+
+// Of what has a sign and no other meaning than that more is worse.
+const sign = (value) => (value > 0 ? "grown" : value < 0 ? "shrunk" : "");
 
 const unknown = (className) => make("td", { className }, make("span", { className: "unknown", textContent: "unknown" }));
 

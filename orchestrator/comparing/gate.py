@@ -1,0 +1,81 @@
+"""The gate: whether B may pass, by how much worse a figure may be, and when that can't be told."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from orchestrator.comparing.weighing import RATES
+from orchestrator.comparing.words import Change, Comparison, Gate, Gated, Judgement
+from orchestrator.errors import UsageError
+
+DEFAULT = "step_s"
+"""The figure that is judged when none is named; of a program without steps it is `wall_s`."""
+_WORST: tuple[Judgement, ...] = ("failed", "unjudged", "passed")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A figure to be judged, and which way is worse; None: as its name tells."""
+
+    metric: str
+    worse: Literal["higher", "lower"] | None = None
+
+    @classmethod
+    def of(cls, text: str) -> Wanted:
+        """`step_s`, `accuracy=higher`: higher is better. Raises ValueError."""
+        name, equals, better = text.partition("=")
+        if equals and better not in ("higher", "lower"):
+            raise ValueError(f"{text!r}: after = stands what is better, higher or lower")
+        return cls(name, None if not equals else "lower" if better == "higher" else "higher")
+
+    def worse_of(self) -> Literal["higher", "lower"]:
+        return self.worse or ("lower" if self.metric.endswith(RATES) else "higher")
+
+
+def gated(comparison: Comparison, limit_pct: float, wanted: Iterable[Wanted] = ()) -> Comparison:
+    """The comparison with its gate. Raises UsageError for a figure that neither run has."""
+    named = tuple(wanted)
+    lines: tuple[Gated, ...]
+    if comparison.refused:
+        names = ", ".join(one.fact for one in comparison.refusals)
+        lines = (Gated((named[0].metric if named else DEFAULT), "unjudged", f"the runs were not compared: {names}"),)
+    elif named:
+        lines = tuple(_gated(_find(comparison, one), one, limit_pct) for one in named)
+    else:
+        step = comparison.step
+        lines = (_gated(step, Wanted(step.name if step else DEFAULT), limit_pct),)
+    result = min((line.result for line in lines), key=_WORST.index)
+    return replace(comparison, gate=Gate(limit_pct, result, lines))
+
+
+def _find(comparison: Comparison, wanted: Wanted) -> Change:
+    known = {change.name: change for change in comparison.told("metric")}
+    if wanted.metric in known:
+        return known[wanted.metric]
+    near = difflib.get_close_matches(wanted.metric, known, 1)
+    how = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known)) or 'none'}"
+    raise UsageError(f"--metric {wanted.metric}: neither run has such a figure", "", how)
+
+
+def _gated(change: Change | None, wanted: Wanted, limit_pct: float) -> Gated:
+    """failed: worse for sure, and by more than the limit. passed: with 95 % confidence it is not worse by more than
+    that, or it is for sure worse by less. Else it can't be told."""
+    if change is None or change.ratio is None:
+        return Gated(wanted.metric, "unjudged", "it is not known of both runs", change)
+    is_higher_worse = wanted.worse_of() == "higher"
+    limit = 1 + limit_pct / 100 if is_higher_worse else 1 - limit_pct / 100
+    worse = change.ratio > limit if is_higher_worse else change.ratio < limit
+    bound = (change.most or change.high) if is_higher_worse else change.low
+    beyond = bound is None or (bound > limit if is_higher_worse else bound < limit)
+    moved = change.verdict in ("slower", "faster", "more", "less")
+    by = f"{100 * (change.ratio - 1):+.1f} %"
+    at = f"the limit is {'+' if is_higher_worse else '-'}{limit_pct:g} %"
+    if worse and moved:
+        return Gated(wanted.metric, "failed", f"{by}, {at}", change)
+    if not worse and (moved or not beyond):
+        return Gated(wanted.metric, "passed", f"{by}, {at}", change)
+    reach = "how far off that may be is unknown" if bound is None else f"it may be {100 * (bound - 1):+.1f} %"
+    return Gated(wanted.metric, "unjudged", f"{by}, but {reach}, {at}: {change.evidence}", change)

@@ -1,0 +1,420 @@
+"""What a report says for a comparison: its bare runs with their steps, and what each tool has seen, per step."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from orchestrator import judging, trust
+from orchestrator.comparing import numbers
+from orchestrator.comparing.words import Per
+from orchestrator.model import USABLE, Capture
+from orchestrator.report import Report
+
+if TYPE_CHECKING:
+    import pandas
+    from numpy.typing import NDArray
+
+PHASES: Mapping[str, str] = {
+    "data_wait_ns": "data",
+    "forward_ns": "forward",
+    "backward_ns": "backward",
+    "optimizer_ns": "optimizer",
+    "zero_grad_ns": "zero_grad",
+    "checkpoint_ns": "checkpoint",
+    "evaluation_ns": "evaluation",
+}
+"""The phases of a step, by their column of `steps`."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Something that a tool has seen, in one pass. ns, count: per step, or per run where there are no steps; None:
+    unknown. off_ns: the standard error of `ns` by sampling, 0 where every event was seen."""
+
+    name: str
+    ns: float | None
+    count: float | None = None
+    off_ns: float = 0.0
+    where: Mapping[str, Any] = field(default_factory=dict)
+    seen: int = 0
+    """How many samples or events it rests on."""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What one capture has seen of one kind of thing. whole: how many samples or events there were in all."""
+
+    capture: str
+    things: tuple[Measured, ...]
+    per: Per
+    whole: int = 0
+
+
+class View:
+    """A report as one side of a comparison. Tables are read when they are asked for, and once."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+
+    # ---------------------------------------------------------------- the bare runs
+
+    @cached_property
+    def bare(self) -> list[str]:
+        """The ids of the bare passes that ran to their end."""
+        return [p.id for p in self.report.passes if p.role == "bare" and p.run and trust.to_its_end(p.run)]
+
+    @cached_property
+    def walls_s(self) -> list[float]:
+        runs = {p.id: p.run for p in self.report.passes}
+        return [run.wall_s for id_ in self.bare if (run := runs[id_])]
+
+    @cached_property
+    def steps(self) -> dict[str, pandas.DataFrame]:
+        """By bare pass, its steady steps; passes without are left out."""
+        frames = ((id_, steady_steps(self.report, id_)) for id_ in self.bare)
+        return {id_: frame for id_, frame in frames if frame is not None}
+
+    def of_steps(self, column: str, what: str = "median") -> list[float]:
+        """One value a bare run: the median, mean or 95th percentile of a column of its steady steps. Unknown values are
+        left out; a run without any is, too."""
+        known = (frame[column].dropna().astype(float) for frame in self.steps.values() if column in frame)
+        return [_one(values, what) for values in known if len(values)]
+
+    def of_ranges(self) -> dict[str, list[float]]:
+        """By range of the plan, one value a bare run: its usual time in ns, as often as it comes in a step."""
+        frame = self.report.table("ranges")
+        found: dict[str, list[float]] = {}
+        for id_ in self.steps if frame is not None else ():
+            rows = judging.of_capture(frame, [c.id for c in self.report.captures if c.pass_id == id_])
+            steps = self.steps_in(id_)
+            if rows is None or steps is None:
+                continue
+            for name, known in rows.dropna(subset=["duration_ns"]).groupby("name")["duration_ns"]:
+                found.setdefault(str(name), []).append(float(known.median()) * len(known) / len(steps))
+        return found
+
+    @cached_property
+    def step_s(self) -> float | None:
+        """The usual step of the bare runs."""
+        values = self.of_steps("duration_ns")
+        return statistics.median(values) / 1e9 if values else None
+
+    @cached_property
+    def whole_s(self) -> float | None:
+        """What shares are of: the step, else the run."""
+        return self.step_s if self.step_s is not None else statistics.median(self.walls_s) if self.walls_s else None
+
+    @cached_property
+    def spread(self) -> float | None:
+        """By how much the bare runs differ among themselves, relative to their mean; None: too few to say."""
+        return numbers.spread(self.of_steps("duration_ns") or self.walls_s)
+
+    # ---------------------------------------------------------------- what tools have seen
+
+    def captures(self, *collectors: str) -> list[Capture]:
+        """The usable captures of profiled passes by these collectors, the earlier named first."""
+        usable = [c for c in self.report.captures if c.status in USABLE and c.collector in collectors]
+        return sorted(usable, key=lambda c: collectors.index(c.collector))
+
+    def rows(self, table: str, capture: Capture) -> pandas.DataFrame | None:
+        return judging.of_capture(self.report.table(table), [capture.id])
+
+    def steps_in(self, pass_id: str) -> pandas.DataFrame | None:
+        """All steps of the first process of a pass."""
+        return _first_process(self.report, pass_id)
+
+    def stretch(self, pass_id: str) -> float:
+        """How many times as long a usual step of that pass took as a bare one; 1 where that is unknown."""
+        record = next((p for p in self.report.passes if p.id == pass_id), None)
+        found = (record.step_slowdown or record.slowdown) if record else None
+        return found or 1.0
+
+
+def _one(values: pandas.Series[float], what: str) -> float:
+    if what == "mean":
+        return float(values.mean())
+    return float(values.median() if what == "median" else values.quantile(0.95))
+
+
+def _first_process(report: Report, pass_id: str) -> pandas.DataFrame | None:
+    ids = [c.id for c in report.captures if c.pass_id == pass_id]
+    frame = judging.of_capture(report.table("steps"), ids)
+    return None if frame is None else frame[frame["pid"] == frame["pid"].iloc[0]]
+
+
+def steady_steps(report: Report, pass_id: str) -> pandas.DataFrame | None:
+    """Those of the first process (rank 0, where there are ranks) that no tool looked at closely; where nobody can tell
+    the warm-up, all but the first. None where there are none."""
+    frame = _first_process(report, pass_id)
+    if frame is None:
+        return None
+    warm = frame["warmup"].fillna(frame["step"] == frame["step"].min()).astype(bool)
+    steady = frame[~warm & ~frame["profiled"].fillna(False).astype(bool) & frame["duration_ns"].notna()]
+    return steady if len(steady) else None
+
+
+# ---------------------------------------------------------------- operators, system calls
+
+
+def operators(view: View) -> Looked | None:
+    """PyTorch's operators by the CPU time of their own, per step that torch.profiler recorded."""
+    for capture in view.captures("torch"):
+        frame = view.rows("torch_ops", capture)
+        if frame is None:
+            continue
+        steps = _recorded_steps(view, capture, frame)
+        ops = frame[(frame["device"] == "cpu") & ~frame["name"].str.contains("#", regex=False)]
+        return _per_step(view, capture, ops, steps, "cpu_self_ns", "op")
+    return None
+
+
+def _recorded_steps(view: View, capture: Capture, frame: pandas.DataFrame) -> int | None:
+    marked = frame[frame["name"] == "ProfilerStep*"]["count"].sum()
+    if marked:
+        return int(marked)
+    steps = view.steps_in(capture.pass_id)
+    seen = 0 if steps is None else int(steps["profiled"].fillna(False).astype(bool).sum())
+    return seen or None
+
+
+def system_calls(view: View) -> Looked | None:
+    """System calls of all threads: their number, and the time in them where strace has told it; per step of the pass,
+    start-up and end included."""
+    for capture in view.captures("strace", "perf"):
+        frame = view.rows("syscalls", capture)
+        if frame is None:
+            continue
+        steps = view.steps_in(capture.pass_id)
+        return _per_step(view, capture, frame, None if steps is None else len(steps), "total_ns", "syscall")
+    return None
+
+
+_WAITS = frozenset((
+    "futex", "poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2", "wait4", "waitid",
+    "rt_sigtimedwait",
+))  # fmt: skip
+"""Calls in which threads wait for others: their time, of all threads together, is no part of a step; their number
+tells."""
+
+
+def _per_step(
+    view: View, capture: Capture, frame: pandas.DataFrame, steps: int | None, column: str, kind: str
+) -> Looked:
+    """The rows added up by name, per step, and as a bare step would have them."""
+    parts, stretch = steps or 1, view.stretch(capture.pass_id)
+    things = []
+    for name, group in frame.groupby("name", sort=True):
+        ns = group[column].sum() if group[column].notna().any() and name not in _WAITS else None
+        count = int(group["count"].sum())
+        per_ns = None if ns is None else float(ns) / parts / stretch
+        things.append(Measured(str(name), per_ns, count / parts, where={kind: str(name)}, seen=count))
+    return Looked(capture.id, tuple(things), "step" if steps else "run", sum(one.seen for one in things))
+
+
+# ---------------------------------------------------------------- kernels
+
+
+def kernels(view: View) -> Looked | None:
+    """The GPU's work by name: of the steady steps where those are known, else of the whole recording. Of several GPUs
+    the mean."""
+    for capture in view.captures("nsys", "torch"):
+        windowed = _windowed(view, capture)
+        if windowed is not None:
+            return windowed
+        frame = view.rows("gpu_kernel_summary", capture)
+        if frame is not None:
+            return _all_kernels(view, capture, frame)
+    return None
+
+
+def _windowed(view: View, capture: Capture) -> Looked | None:
+    work, time = view.rows("gpu_work", capture), view.rows("gpu_time", capture)
+    steps = None if time is None else time["steps"].dropna()
+    if work is None or time is None or steps is None or not len(steps) or not steps.iloc[0]:
+        return None
+    ours = work[(work["part"] == "window") & work["kind"].isin(["kernel", "graph", "transfer"])]
+    gpus = max(1, len(time[["pid", "device"]].drop_duplicates()))
+    return _gpu_things(capture, ours, int(steps.iloc[0]) * gpus, "step")
+
+
+def _all_kernels(view: View, capture: Capture, frame: pandas.DataFrame) -> Looked:
+    steps = view.steps_in(capture.pass_id)
+    return _gpu_things(capture, frame, 1 if steps is None else len(steps), "run" if steps is None else "step")
+
+
+def _gpu_things(capture: Capture, frame: pandas.DataFrame, parts: int, per: Per) -> Looked:
+    things = []
+    for name, group in frame.groupby("name", sort=True):
+        count, ns = int(group["count"].sum()), float(group["total_ns"].sum())
+        things.append(Measured(str(name), ns / parts, count / parts, where={"kernel": str(name)}, seen=count))
+    return Looked(capture.id, tuple(things), per, sum(one.seen for one in things))
+
+
+def shapes(view: View, capture: str, names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """By kernel, the grid and block of most of its launches."""
+    frame = judging.of_capture(view.report.table("gpu_kernels"), [capture])
+    if frame is None:
+        return {}
+    ours = frame[frame["name"].isin(list(names))]
+    counted = ours.groupby(["name", "grid", "block"]).size().sort_values(ascending=False)
+    found: dict[str, tuple[str, str]] = {}
+    for name, grid, block in counted.index:
+        found.setdefault(str(name), (str(grid), str(block)))
+    return found
+
+
+# ---------------------------------------------------------------- functions, by samples
+
+
+BLOCKS = 20
+"""The steady part is cut into so many pieces: how a function's share varies among them says what chance does to it,
+also where samples lean on one another."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One stack of the main thread. pieces: its time in each of the BLOCKS; chain: frames of the program's own code."""
+
+    function: str
+    file: str | None
+    line: int | None
+    chain: tuple[str, ...]
+    state: str
+    op: str | None
+    pieces: NDArray[Any]
+
+    @property
+    def ns(self) -> float:
+        return float(self.pieces.sum())
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The main thread's stacks in the steady steps, else in the whole run."""
+
+    capture: str
+    per: Per
+    samples: int
+    stacks: tuple[Stack, ...]
+
+    def functions(self, whole_s: float) -> Looked:
+        """Each function with the time of its own and of the native and library code that it calls, as a share of
+        `whole_s`."""
+        import numpy as np
+
+        whole = np.sum([stack.pieces for stack in self.stacks], axis=0)
+        groups: dict[tuple[str, str | None], list[Stack]] = {}
+        for stack in self.stacks:
+            groups.setdefault((stack.function, stack.file), []).append(stack)
+        things = [self._measured(stacks, whole, whole_s) for stacks in groups.values()]
+        return Looked(self.capture, tuple(things), self.per, self.samples)
+
+    def _measured(self, stacks: Sequence[Stack], whole: NDArray[Any], whole_s: float) -> Measured:
+        import numpy as np
+
+        pieces = np.sum([stack.pieces for stack in stacks], axis=0)
+        share, off = float(pieces.sum() / whole.sum()), share_error(pieces, whole, self.samples)
+        lines: dict[int | None, float] = {}
+        for stack in stacks:
+            lines[stack.line] = lines.get(stack.line, 0.0) + stack.ns
+        line = max(lines, key=lambda one: (lines[one], one or 0))
+        where = {"function": stacks[0].function, "file": stacks[0].file, "line": line}
+        seen = round(share * self.samples)
+        return Measured(stacks[0].function, share * whole_s * 1e9, None, off * whole_s * 1e9, where, seen)
+
+    def chain(self, function: str, file: str | None) -> tuple[str, ...]:
+        """How that function is called where most of its time goes."""
+        own = [stack for stack in self.stacks if (stack.function, stack.file) == (function, file)]
+        times: dict[tuple[str, ...], float] = {}
+        for stack in own:
+            times[stack.chain] = times.get(stack.chain, 0.0) + stack.ns
+        return max(times, key=lambda one: (times[one], one), default=())
+
+
+def share_error(pieces: NDArray[Any], whole: NDArray[Any], samples: int) -> float:
+    """The standard error of a share: the larger of what independent samples would have (binomial, by Agresti and
+    Coull's centre so that a share of 0 has one too) and of what the pieces show (the ratio estimator of W. Cochran,
+    Sampling Techniques, 1977, 6.4)."""
+    import numpy as np
+
+    share = float(pieces.sum() / whole.sum())
+    centre = (share * samples + 2) / (samples + 4)
+    binomial = float(np.sqrt(centre * (1 - centre) / (samples + 4)))
+    used = whole > 0
+    count = int(used.sum())
+    if count < 2:
+        return binomial
+    off = pieces[used] - share * whole[used]
+    return max(binomial, float(np.sqrt(count / (count - 1) * (off**2).sum()) / whole.sum()))
+
+
+def sampled(view: View) -> Sampled | None:
+    """What py-spy has seen of the thread that makes the steps; None without it."""
+    for capture in sorted(view.captures("py-spy"), key=lambda c: not c.options.get("native")):
+        spans = view.rows("stack_spans", capture)
+        main = _main_thread(view, capture)
+        if spans is None or main is None:
+            continue
+        ours = spans[(spans["pid"] == main[0]) & (spans["tid"] == main[1])]
+        window = judging.steady_window(view.report, capture.pass_id)
+        found = tuple(_stacks(ours, window, bool(capture.options.get("native"))))
+        rate_hz = _rate_hz(capture)
+        samples = round(sum(stack.ns for stack in found) * rate_hz / 1e9)
+        if samples:
+            return Sampled(capture.id, "step" if window and view.step_s else "run", samples, found)
+    return None
+
+
+def _rate_hz(capture: Capture) -> float:
+    from orchestrator.units import frequency
+
+    return frequency(capture.options.get("rate", 100))
+
+
+def _main_thread(view: View, capture: Capture) -> tuple[int, int] | None:
+    frame = view.rows("host_time", capture)
+    main = None if frame is None else frame[frame["role"] == "main"]
+    if main is None or not len(main):
+        return None
+    times = main.groupby(["pid", "tid"])["total_ns"].sum()
+    pid, tid = times.idxmax()
+    return int(pid), int(tid)
+
+
+def _stacks(spans: pandas.DataFrame, window: judging.Window | None, native: bool) -> Iterator[Stack]:
+    import numpy as np
+
+    start = spans["start_ns"].to_numpy(np.int64)
+    end = start + spans["duration_ns"].to_numpy(np.int64)
+    if not len(start):
+        return
+    first, last = (window.start_ns, window.end_ns) if window else (int(start.min()), int(end.max()))
+    edges = np.linspace(first, last, BLOCKS + 1)
+    codes, texts = spans["stack"].factorize()
+    pieces = np.zeros((len(texts), BLOCKS))
+    for block, (left, right) in enumerate(pairwise(edges)):
+        inside = np.clip(np.minimum(end, right) - np.maximum(start, left), 0, None)
+        pieces[:, block] = np.bincount(codes, inside, len(texts))
+    yield from (
+        stack for text, row in zip(texts, pieces, strict=True) if row.any() for stack in _read(text, row, native)
+    )
+
+
+def _read(text: str, pieces: NDArray[Any], native: bool) -> Iterator[Stack]:
+    """A stack, told by the innermost function of the program's own code; none for what profrun itself has added."""
+    from orchestrator.formats.stacks import is_own
+    from orchestrator.locating.frames import Frame, read
+
+    frames = text.split(";")
+    doing = read(frames, native)
+    if doing.state == "ours":
+        return
+    where = doing.outer or doing
+    own = tuple(one for one in frames if (frame := Frame.of(one)).is_python and is_own(frame.file))
+    function = where.function or "(outside of Python)"
+    yield Stack(function, where.file, where.line, own, doing.state, doing.op, pieces)

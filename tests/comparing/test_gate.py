@@ -1,0 +1,74 @@
+"""The gate: passed, failed, or not to be judged."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.comparing import gate
+from orchestrator.comparing.words import Change, Comparison, Side, Unlike, Verdict
+from orchestrator.errors import UsageError
+
+SIDE = Side("x", "x", "/x", "2026-09-21T10:13:20Z")
+
+
+def step(ratio: float, low: float, high: float, verdict: Verdict, name: str = "step_s") -> Comparison:
+    change = Change("metric", name, 1.0, ratio, "s", verdict, ratio, low, high, high, evidence="5 and 5 runs")
+    return Comparison(SIDE, SIDE, "", step=change, changes=(change,))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "verdict", "result"),
+    [
+        (1.06, 1.04, 1.08, "slower", "failed"),
+        (1.02, 1.01, 1.05, "slower", "passed"),  # slower for sure, and by less than the gate
+        (1.00, 0.98, 1.02, "same", "passed"),
+        (1.01, 0.99, 1.029, "unsure", "passed"),  # whatever it is, it is within the gate
+        (1.01, 0.95, 1.07, "unsure", "unjudged"),
+        (1.06, 0.99, 1.13, "unsure", "unjudged"),
+        (0.90, 0.88, 0.92, "faster", "passed"),
+    ],
+)
+def test_the_gate(ratio: float, low: float, high: float, verdict: Verdict, result: str) -> None:
+    judged = gate.gated(step(ratio, low, high, verdict), 3.0).gate
+    assert judged is not None and judged.result == result
+    assert "3 %" in judged.judged[0].reason
+
+
+def test_of_several_figures_the_worst_counts() -> None:
+    one = step(1.0, 0.99, 1.01, "same")
+    bad = Change("metric", "max_rss_bytes", 1.0, 1.2, "bytes", "more", 1.2, 1.19, 1.21)
+    both = Comparison(SIDE, SIDE, "", step=one.step, changes=(*one.changes, bad))
+    judged = gate.gated(both, 3.0, [gate.Wanted.of("step_s"), gate.Wanted.of("max_rss_bytes")]).gate
+    assert judged is not None and judged.result == "failed"
+    assert [line.result for line in judged.judged] == ["passed", "failed"]
+
+
+def test_higher_is_better_where_that_is_said() -> None:
+    known = step(0.9, 0.88, 0.92, "faster", "accuracy")
+    as_time = gate.gated(known, 3.0, [gate.Wanted.of("accuracy")]).gate
+    as_rate = gate.gated(known, 3.0, [gate.Wanted.of("accuracy=higher")]).gate
+    assert as_time is not None and as_time.result == "passed"
+    assert as_rate is not None and as_rate.result == "failed"
+    assert "the limit is -3 %" in as_rate.judged[0].reason
+
+
+def test_what_nothing_is_known_of_can_not_pass() -> None:
+    judged = gate.gated(Comparison(SIDE, SIDE, ""), 3.0).gate
+    assert judged is not None and judged.result == "unjudged"
+
+
+def test_refused_runs_can_not_pass() -> None:
+    refused = Comparison(SIDE, SIDE, "", (Unlike("CPU", "x", "y", "differs", "refuse"),))
+    judged = gate.gated(refused, 3.0).gate
+    assert judged is not None and judged.result == "unjudged"
+    assert "CPU" in judged.judged[0].reason
+
+
+def test_a_figure_that_nobody_has_is_a_mistake() -> None:
+    with pytest.raises(UsageError, match="step_s"):
+        gate.gated(step(1.0, 0.99, 1.01, "same"), 3.0, [gate.Wanted.of("step")])
+
+
+def test_better_is_higher_or_lower() -> None:
+    with pytest.raises(ValueError, match="higher or lower"):
+        gate.Wanted.of("loss=less")
