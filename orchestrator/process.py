@@ -735,8 +735,6 @@ def _work(
 ) -> NoReturn:
     """What the copy does. It never comes back, and flushes nothing that is its parent's to flush."""
     try:
-        import pickle
-
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
@@ -752,11 +750,30 @@ def _work(
             told = "raised", error
         except Exception:
             told = "failed", traceback.format_exc()
-        pickle.dump(told, answer, pickle.HIGHEST_PROTOCOL)
-        answer.flush()
+        try:
+            _hand_over(told, answer)
+        except Exception:  # what can't be handed over is a bug, and has to be told as one
+            answer.seek(0)
+            answer.truncate()
+            _hand_over(("failed", traceback.format_exc()), answer)
         os._exit(0)
     finally:
         os._exit(1)
+
+
+def _hand_over(told: tuple[str, object], answer: IO[bytes]) -> None:
+    """Pickles it, memoryviews (columns of numbers) with it."""
+    import copyreg
+    import pickle
+
+    pickler = pickle.Pickler(answer, pickle.HIGHEST_PROTOCOL)
+    pickler.dispatch_table = copyreg.dispatch_table | {memoryview: lambda view: (_view, (view.tobytes(), view.format))}
+    pickler.dump(told)
+    answer.flush()
+
+
+def _view(data: bytes, kind: str) -> memoryview:
+    return memoryview(data).cast(kind)  # type: ignore[call-overload, no-any-return]
 
 
 def first_ended(workers: Sequence[Worker]) -> Worker:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from waiting import LIMIT_S, processes, state, unmistakable, until
@@ -288,3 +289,15 @@ def test_who_is_in_a_hurry_kills_at_once(tmp_path: Path) -> None:
     helper.stop(signal.SIGINT, 2 * LIMIT_S, lambda: next(asked, True))
     assert helper.killed
     assert time.monotonic() - began < LIMIT_S
+
+
+def test_a_worker_hands_over_columns_that_are_views_and_tells_what_it_cannot() -> None:
+    def ended(what: Any) -> Any:
+        worker = process.Worker(lambda _: what)
+        assert process.first_ended([worker]) is worker
+        return worker.result()
+
+    numbers = memoryview(bytes(range(16))).cast("q")
+    assert ended({"column": numbers})["column"].tolist() == numbers.tolist()
+    with pytest.raises(RuntimeError, match=r"pickle"):
+        ended(threading.Lock())
