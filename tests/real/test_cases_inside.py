@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -145,7 +146,7 @@ def test_two_ranks_under_torchrun_leave_two_of_everything(tmp_path: Path) -> Non
     assert result.code == 0
     assert set(result.statuses().values()) == {"ok"}
     traces = [Path(a["path"]).name for a in result.captures()["torch"]["artifacts"] if a["role"] == "trace"]
-    assert sorted(name.partition("-")[0] for name in traces if name.startswith("rank")) == ["rank0", "rank1"]
+    assert sorted(re.findall(r"-(rank\d+)-pid", " ".join(traces))) == ["rank0", "rank1"]
     notes = result.captures()["torch"]["notes"]
     assert "2 ranks: 0, 1" in notes
     assert [note for note in notes if "a trace of" in note and not note.startswith(("rank 0: ", "rank 1: "))] == []
