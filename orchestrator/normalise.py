@@ -241,8 +241,10 @@ def bare_run(passes: Sequence[PassRecord]) -> Any:
 
 
 def _timing(passes: Sequence[PassRecord]) -> dict[str, Metric]:
-    """The figures of the bare passes: what the program takes when nobody looks."""
+    """The figures of the bare passes: what the program takes when nobody looks. One that ended otherwise than the first
+    did something else: a program that dies early is no fast one."""
     runs = [(p.id, p.run) for p in passes if p.role == "bare" and p.run and trust.to_its_end(p.run)]
+    runs = [(id_, run) for id_, run in runs if run.ended_by == "window" or run.exit == runs[0][1].exit]
     metrics = {}
     for name, unit in (("wall_s", "s"), ("user_s", "s"), ("sys_s", "s"), ("max_rss_bytes", "bytes")):
         known = [(id_, getattr(run, name)) for id_, run in runs if getattr(run, name) is not None]
