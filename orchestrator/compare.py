@@ -15,7 +15,7 @@ from orchestrator.comparing.sides import Looked, Measured, Sampled, View
 from orchestrator.comparing.weighing import Scale, Weighed
 from orchestrator.comparing.words import SURE, Change, Comparison, Verdict, What
 from orchestrator.judging import MINOR_PCT
-from orchestrator.model import Finding, Metric
+from orchestrator.model import USABLE, Finding, Metric
 from orchestrator.report import Report
 
 
@@ -228,7 +228,19 @@ def _findings(a: View, b: View, scale: Scale) -> Iterator[Change]:
     pairs = pairing.paired(_faults(a.report), _faults(b.report), _SAME_FINDING)
     grown = (b.step_s or 1.0) / (a.step_s or 1.0) if a.step_s and b.step_s else 1.0
     for one, other in pairs:
-        yield _finding(one, other, grown, scale)
+        found, blind = _finding(one, other, grown, scale), ""
+        if one and not other:
+            blind = _blind(one, a.report, b.report, "B")
+        elif other and not one:
+            blind = _blind(other, b.report, a.report, "A")
+        yield replace(found, verdict="unsure", share_of_step_pct=None, evidence=blind) if blind else found
+
+
+def _blind(finding: Finding, there: Report, here: Report, side: str) -> str:
+    """What saw that finding there and has seen nothing here, in words; empty: it could have been found here, too."""
+    tools = dict.fromkeys(capture.collector for capture in there.captures if capture.id in finding.sources)
+    seeing = {capture.collector for capture in here.captures if capture.status in USABLE}
+    return "" if not tools or seeing & {*tools} else f"{' and '.join(tools)} gave nothing in {side}"
 
 
 _SAME_FINDING: tuple[pairing.Key[Finding], ...] = (

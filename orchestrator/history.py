@@ -5,11 +5,12 @@ PROFRUN_HISTORY says, else for the folder `reports`."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,7 +206,7 @@ def _place(where: str | Path | None) -> Any:
 
     target = where or os.environ.get(VARIABLE) or REPORTS
     if str(target) == OFF:
-        raise HistoryError("there is no history", f"{VARIABLE} is {OFF}", "name one with --db")
+        raise HistoryError("the history is off", f"{'--db' if where else VARIABLE} is {OFF}", "name one with --db")
     return store.place(target)
 
 
@@ -231,8 +232,9 @@ def rebuild(
     prune: bool = False,
     tick: Callable[[int, int], None] | None = None,
 ) -> Rebuilt:
-    """Remembers every run whose report lies in the folder `where`; verdicts stay. Runs whose folder is gone are marked
-    so; prune: forgotten. database: None is PROFRUN_HISTORY, else that folder's own. Raises HistoryError."""
+    """Remembers every run whose report lies in the folder `where`; verdicts stay, and where there is none it is that
+    which the night has left in its report. Runs whose folder is gone are marked so; prune: forgotten. database: None is
+    PROFRUN_HISTORY, else that folder's own. Raises HistoryError."""
     from orchestrator.historic import store
 
     parent = Path(where or REPORTS).absolute()
@@ -240,7 +242,8 @@ def rebuild(
         raise HistoryError(
             f"there is no folder {parent}", "runs are remembered by their reports", "name another folder"
         )
-    place = store.place(database or os.environ.get(VARIABLE) or parent)
+    place = _place(database or (None if os.environ.get(VARIABLE) else parent))
+    own = place.file is not None and place.file.absolute() == parent / store.FILE
     found, imported, damaged = set(), 0, []
     names = reports(parent)
     for at in range(0, len(names), _BATCH):
@@ -252,11 +255,12 @@ def rebuild(
             rows += [row] if row else []
         with store.writing(place) as connection:
             store.save(connection, rows)
+            store.add_verdicts(connection, [row.night for row in rows])
         found |= {row.night.run_id for row in rows}
         if tick:
             tick(min(at + _BATCH, len(names)), len(names))
     with store.writing(place) as connection:
-        lost = list(_lost(store.paths(connection), found, of_folder=place.file is not None))
+        lost = list(_lost(store.paths(connection), found, of_folder=own))
         (store.forget if prune else store.mark_gone)(connection, [run_id for run_id, _ in lost])
     newly = sum(not known for _, known in lost)
     return Rebuilt(place.shown, len(found), 0 if prune else newly, len(lost) * prune, imported, tuple(damaged))
@@ -268,18 +272,30 @@ def _read(path: Path) -> tuple[Row | None, str | None]:
 
     try:
         report = load(path)
-        return (None if report.run.imported else row_of(report)), None
+        return (None if report.run.imported else _with_verdict(row_of(report), path)), None
     except ProfrunError as error:
         return None, "; ".join(part for part in (error.why or error.what, error.next_step) if part)
     except Exception as error:  # one report that nobody has thought of must not keep the others out
         return None, f"{type(error).__name__}: {error}"
 
 
+def _with_verdict(row: Row, path: Path) -> Row:
+    """As the night's own note in the report says; none where it was no night."""
+    from orchestrator.nights.words import remembered
+
+    try:
+        data = json.loads((path / "night.json").read_text())
+    except (OSError, ValueError):
+        return row
+    verdict, note = remembered(data)
+    return replace(row, night=replace(row.night, verdict=verdict, note=note))
+
+
 def _lost(
     known: Sequence[tuple[str, str, str | None, bool]], found: set[str], of_folder: bool
 ) -> Iterator[tuple[str, bool]]:
-    """(run id, whether that was known) of runs whose folder is gone. In a database that hosts share only those of this
-    one can be looked for here."""
+    """(run id, whether that was known) of runs whose folder is gone. In any other database than that of the folder only
+    those of this host can be looked for here."""
     here = platform.node() or None
     for run_id, path, host, was_gone in known:
         if run_id not in found and (of_folder or host == here) and not Path(path).exists():

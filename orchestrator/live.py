@@ -262,6 +262,8 @@ class LivePass:
         self._began_target = False
         """Whether a tool that becomes the target has been seen to have done so."""
         self._pythons: set[tuple[int, ...]] = set()
+        self._looked_into, self._is_full = 0, False
+        self._finishing_at: float | None = None
         self._expected: dict[tuple[int, ...], float] = {}
         """When each Python was seen first that is to ring before tools come."""
         self._rung: set[int] = set()
@@ -652,7 +654,7 @@ class LivePass:
         """Starts the tools that want one instance for each top-most Python process; where processes are attached to,
         from the window's opening on."""
         wanted, root = list(self._wanted_by_pythons()), self.main_pid()
-        if not wanted or root is None or len(self._pythons) >= PYTHON_LIMIT:
+        if not wanted or root is None or self._is_full:
             return
         if not (self.started.executing() if self.started else self.window_opened):
             return
@@ -663,13 +665,15 @@ class LivePass:
             self._pythons.add(identity)
             if not self._is_chosen(pid):
                 continue
+            if self._looked_into == PYTHON_LIMIT:
+                self._is_full = True
+                self.notes.append(f"more than {PYTHON_LIMIT} Python processes: the later ones were not looked at")
+                break
+            self._looked_into += 1
             if self.context.pids and pid not in (one.pid for one in self.visit.found):
                 self.visit.meet()
             for member, beside in wanted:
                 self._help(member, beside, pid)
-            if len(self._pythons) == PYTHON_LIMIT:
-                self.notes.append(f"more than {PYTHON_LIMIT} Python processes: the later ones were not looked at")
-                break
 
     def _wanted_by_pythons(self) -> Iterator[tuple[Member, Beside]]:
         """From the start on or, where they have a window, as long as that is open."""
@@ -898,7 +902,7 @@ class LivePass:
 
     def finish(self) -> None:
         """Lets the tools write what they have, ends what must not live on, runs the commands that come after."""
-        ended = time.monotonic()
+        self._finishing_at = ended = time.monotonic()
         if self.inside:
             self.inside.close()
             self.inside = None
@@ -964,10 +968,11 @@ class LivePass:
             member.flush_s = round(time.monotonic() - since, 3)
 
     def _at_most(self, flush_s: float) -> float:
-        """How long tools may take to write what they have."""
+        """How long tools may take to write what they have: those of a failed target share one time."""
         ended = self.started.exit if self.started else None
         failed = ended is not None and self.ended_by == "itself" and ended.status not in self.context.ok_exit_codes
-        return min(flush_s, self.context.failed_flush_s) if failed else flush_s
+        since_s = time.monotonic() - self._finishing_at if self._finishing_at is not None else 0.0
+        return min(flush_s, max(0.0, self.context.failed_flush_s - since_s)) if failed else flush_s
 
     def _release(self, tools: list[int]) -> None:
         """Ends the wait of tools that follow processes which the target left running.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -15,12 +16,12 @@ from typing import Any
 
 from orchestrator import folder, history, journal, locks, process, redact, registry, runner
 from orchestrator.env_steps.waiting import Waiting
-from orchestrator.errors import EXIT_GATE, BusyError, PreflightError, ProfrunError, UsageError
+from orchestrator.errors import EXIT_BUG, EXIT_GATE, BusyError, HistoryError, PreflightError, ProfrunError, UsageError
 from orchestrator.historic import facts
-from orchestrator.history import Night, NightVerdict
+from orchestrator.history import Night
 from orchestrator.nights import kept, note, thin
 from orchestrator.nights.judge import Judgement, Past, judge
-from orchestrator.nights.words import NEW_LEVEL, Cut, Nightly, Told
+from orchestrator.nights.words import FLAGGED, NEW_LEVEL, Cut, Nightly, Told
 from orchestrator.plan import Plan
 from orchestrator.planfile import plans
 from orchestrator.report import Report, load
@@ -28,8 +29,6 @@ from orchestrator.units import Times, show_duration
 
 FIGURES = ("step_s", "wall_s")
 """What a night is judged by: the step where the program has any, else the bare run."""
-FLAGGED = frozenset({"suspect", "regressed", "improved"})
-"""Nights of which everything is kept."""
 JUDGED = frozenset({"accepted", *FLAGGED})
 QUIET = ("cpu_idle", "gpu_idle")
 """The steps that say whether the machine was quiet. A night waits for it, also where the plan would only look."""
@@ -76,10 +75,14 @@ def run(nightly: Nightly, console: runner.Console) -> tuple[Told, list[str]]:
         hold(state)
         begin(state)
         try:
-            for stage in (run_plan, judge_night, compare_night, thin_raw, write_note, remember_night, call_hook):
+            for stage in (run_plan, judge_night, compare_night, remember_night, thin_raw, write_note, call_hook):
                 stage(state)
         except ProfrunError as error:
             kept.night_ends(nightly.name, verdict="unjudged", sentence=error.what, exit_code=error.exit_code)
+            raise
+        except Exception as error:
+            fault = f"a fault of profrun: {type(error).__name__}: {error}"
+            kept.night_ends(nightly.name, verdict="unjudged", sentence=fault, exit_code=EXIT_BUG)
             raise
         end(state)
         return state.told, state.troubles
@@ -152,7 +155,8 @@ def plan_of(nightly: Nightly) -> Plan:
         why = error.strerror or str(error)
         raise PreflightError(f"{nightly.cwd} can't be used", why, "make it, or install the nightly anew") from error
     plan = plans.load(plans.find(nightly.plan), [*nightly.sets, f"name={json.dumps(nightly.name)}"])
-    budget = plan.budget if isinstance(plan.budget, Times) else nightly.budget_s
+    planned = isinstance(plan.budget, Times) and not nightly.budget_given
+    budget = plan.budget if planned else nightly.budget_s
     return plan.model_copy(update={"budget": budget, "environment": tuple(_quiet_steps(plan))})
 
 
@@ -176,13 +180,13 @@ def judge_night(state: State) -> None:
     report, nightly = state.report, state.nightly
     history.record(report, state.where, state.troubles.append)
     print_, environment = history.fingerprint(report)
-    known = [night for night in history.nights(nightly.name, where=state.where) if night.run_id != report.run.id]
+    known, unread = _known(state)
     state.flagged = frozenset(Path(night.path).name for night in known if night.verdict in FLAGGED)
     state.nights = list(_judged(known))
     state.like = [night for night in state.nights if night.fingerprint == print_]
     name = next((one for one in FIGURES if _figure(report.metrics, one) is not None), None)
     value = _figure(report.metrics, name) if name else None
-    obstacle = _obstacle(state, value)
+    obstacle = unread or _obstacle(state, value)
     past = list(_past(state.like, name)) if name else []
     judged = judge(past, value) if value is not None and not obstacle else Judgement("unjudged", obstacle)
     new, gone = _findings(state)
@@ -204,6 +208,26 @@ def judge_night(state: State) -> None:
         new_findings=new,
         gone_findings=gone,
     )
+
+
+def _known(state: State) -> tuple[list[Night], str]:
+    """(the nights before it, why they can't be known)."""
+    try:
+        nights = history.nights(state.nightly.name, where=state.where)
+    except HistoryError as error:
+        return [], f"the nights before it are unknown: {_said(error)}"
+    return [night for night in nights if night.run_id != state.report.run.id], ""
+
+
+def _said(error: ProfrunError) -> str:
+    return "; ".join(part for part in (error.what, error.why) if part)
+
+
+def _unjudged(state: State, why: str) -> None:
+    """What was judged does not hold."""
+    judged = Judgement("unjudged", why)
+    code = state.report.outcome.exit_code or _exit_code(judged)
+    state.told = replace(state.told, judgement=judged, exit_code=code)
 
 
 def _judged(nights: Sequence[Night]) -> Iterator[Night]:
@@ -264,7 +288,8 @@ def _findings(state: State) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def compare_night(state: State) -> None:
-    """What has changed since the newest accepted night. A fault in that costs nothing else."""
+    """What has changed since the newest accepted night. A fault in that costs nothing else. Where the two are too
+    unlike to be compared, the night is not judged."""
     accepted = [night for night in state.like if night.verdict == "accepted" and Path(night.path).is_dir()]
     if not accepted:
         return
@@ -281,6 +306,9 @@ def compare_night(state: State) -> None:
         return
     changes = tuple(blame.sentence for blame in found.attribution[:_TOLD_CHANGES])
     state.told = replace(state.told, against=accepted[-1].path, headline=found.headline, changes=changes)
+    refusing = [f"{one.fact}: {one.a} -> {one.b}" for one in found.unlike if one.severity == "refuse"]
+    if refusing and state.told.judgement.verdict != "unjudged":
+        _unjudged(state, f"not to be compared with {accepted[-1].run_id}: {'; '.join(refusing)}")
 
 
 def thin_raw(state: State) -> None:
@@ -306,17 +334,27 @@ def write_note(state: State) -> None:
 
 
 def remember_night(state: State) -> None:
-    """The verdict, for the nights to come. What has become the new level counts as accepted."""
-    judged = state.told.judgement
-    verdict: NightVerdict = "accepted" if judged.adopted else judged.verdict
-    _accept(state.where, judged.adopted, f"faster for {len(judged.adopted) + 1} nights in a row")
-    history.set_verdict(state.told.run_id, verdict, judged.reason, state.where)
+    """The verdict, for the nights to come."""
+    told, judged = state.told, state.told.judgement
+    try:
+        adopted = [night for night in state.like if night.run_id in judged.adopted]
+        _accept(state.where, adopted, f"faster for {len(adopted) + 1} nights in a row")
+        history.set_verdict(told.run_id, note.remembered(told), judged.reason, state.where)
+    except HistoryError as error:
+        if judged.verdict != "unjudged":
+            _unjudged(state, f"it can't be remembered: {_said(error)}")
 
 
-def _accept(where: str, runs: Sequence[str], why: str) -> None:
-    """The first of these begins a new level."""
-    for number, run_id in enumerate(runs):
-        history.set_verdict(run_id, "accepted", why if number else f"{NEW_LEVEL}: {why}", where)
+def _accept(where: str, nights: Sequence[Night], why: str) -> None:
+    """The first of these begins a new level. Their reports keep that, too, as they outlive a database."""
+    for number, night in enumerate(nights):
+        says = why if number else f"{NEW_LEVEL}: {why}"
+        history.set_verdict(night.run_id, "accepted", says, where)
+        file = Path(night.path) / "night.json"
+        with contextlib.suppress(OSError, ValueError):
+            data = json.loads(file.read_text())
+            data["remembered"] = {"verdict": "accepted", "note": says}
+            folder.write_atomic(file, (json.dumps(data, indent=1) + "\n").encode())
 
 
 def call_hook(state: State) -> None:
@@ -361,7 +399,7 @@ def accept(nightly: Nightly, run_id: str | None) -> list[str]:
         if not runs:
             newest = f"the newest is {nights[-1].run_id}: {nights[-1].verdict}" if nights else "there is no night yet"
             raise UsageError("there is no flagged night to accept", newest, f"profrun nightly list {nightly.name}")
-        _accept(where, runs, "accepted by hand")
+        _accept(where, [night for night in nights if night.run_id in runs], "accepted by hand")
         return runs
     finally:
         held.release()

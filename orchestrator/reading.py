@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from orchestrator import imported, process, registry
+from orchestrator import imported, kernel, process, registry
 from orchestrator.collectors.base import Parsed
 from orchestrator.errors import ParseError
+from orchestrator.machine import Machine
 from orchestrator.model import Capture, PassRecord, TargetRun, Tool
 from orchestrator.units import show_bytes
 
@@ -237,10 +238,16 @@ def _bytes(capture: Capture) -> int:
 
 def _workers(sizes: Sequence[int]) -> int:
     """How many groups are read at a time: as many as there are processors and memory for."""
-    room = process.room_bytes()
+    room = _room_bytes()
     each = ROOM_FOR_EACH_BYTES + ROOM_PER_BYTE * max(sizes, default=0)
     by_room = MOST_WORKERS if room is None else room // each
     return max(1, min(len(os.sched_getaffinity(0)), MOST_WORKERS, by_room))
+
+
+def _room_bytes() -> int | None:
+    """The memory that can still be had, which the limit of our container or job may make less; None: unknown."""
+    known = [process.room_bytes(), kernel.tightest(Machine(), "memory")]
+    return min((int(one) for one in known if one is not None), default=None)
 
 
 def _load() -> None:
@@ -252,7 +259,7 @@ def _load() -> None:
 def _why(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "ran out of memory: read it where there is more of it (profrun report)"
-    room = process.room_bytes()
+    room = _room_bytes()
     free = f"; {show_bytes(room)} are free now" if room is not None else ""
     hint = f", most likely for want of memory{free}" if "SIGKILL" in str(error) else ""
     return f"was lost ({error}{hint}): read it where there is more memory (profrun report)"

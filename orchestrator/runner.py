@@ -284,7 +284,8 @@ def _prepare_nodes(state: State, lead: Lead) -> None:
     for record in lead.nodes.records if lead.nodes else ():
         state.console.step_ends(record)
     insists = any(step.on_fail == "fail" for step in steps)
-    environment.failed = environment.failed or bool(insists and lead.nodes and (said or lead.nodes.failed))
+    left_out = bool(said) and lead.may_leave_here()
+    environment.failed = environment.failed or (insists and (left_out or bool(lead.nodes and lead.nodes.failed)))
 
 
 def run_passes(state: State) -> None:

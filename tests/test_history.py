@@ -262,6 +262,37 @@ def test_moved_reports_are_found_where_they_are(tmp_path: Path) -> None:
     assert Path(found.path).parent == tmp_path / "after" and not found.gone
 
 
+def test_only_in_the_folder_s_own_database_runs_of_elsewhere_are_looked_for(tmp_path: Path) -> None:
+    kept(tmp_path / "reports")
+    team = tmp_path / "team.sqlite"
+    remember(team, [night(1, host="elsewhere")])
+    assert history.rebuild(tmp_path / "reports", team, prune=True).forgotten == 0
+    remember(tmp_path / "reports", [night(1, host="elsewhere")])
+    assert history.rebuild(tmp_path / "reports", prune=True).forgotten == 1
+
+
+def test_a_history_that_is_off_is_not_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(history.VARIABLE, history.OFF)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(HistoryError, match="the history is off"):
+        history.rebuild(tmp_path)
+    assert not Path(history.OFF).exists()
+
+
+def test_what_only_limits_a_run_does_not_keep_runs_apart(tmp_path: Path) -> None:
+    report = kept(tmp_path)
+    before = history.fingerprint(report)
+    file = report.folder / "plan.yaml"
+    plan = file.read_text()
+    file.write_text(f"{plan}budget: 9m\nleftovers: keep\ntarget: {{timeout: 9m}}\n")
+    assert history.fingerprint(report) == before
+    prints = []
+    for wait in ("1m", "2m"):
+        file.write_text(f"{plan}environment: [{{use: cpu_idle, wait: {wait}}}]\n")
+        prints.append(history.fingerprint(report))
+    assert prints[0] == prints[1] != before
+
+
 def test_rebuild_needs_a_folder(tmp_path: Path) -> None:
     with pytest.raises(HistoryError, match="there is no folder"):
         history.rebuild(tmp_path / "nowhere")

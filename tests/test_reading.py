@@ -14,7 +14,7 @@ import pandas
 import pyarrow.parquet as pq
 import pytest
 
-from orchestrator import normalise, process, reading, runner, tables
+from orchestrator import kernel, normalise, process, reading, runner, tables
 from orchestrator.collectors.base import Collector, Parsed
 from orchestrator.errors import ParseError
 from orchestrator.folder import Folder
@@ -191,8 +191,10 @@ def test_as_many_copies_as_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     gigabyte = 1 << 30
     for room, most in ((None, reading.MOST_WORKERS), (0, 1), (14 * gigabyte, 2), (10**15, reading.MOST_WORKERS)):
-        monkeypatch.setattr(process, "room_bytes", lambda room=room: room)
-        assert reading._workers([gigabyte, 1]) == most
+        for free, limit in ((room, None), (10**15, room)):  # of the machine, of our control group
+            monkeypatch.setattr(process, "room_bytes", lambda free=free: free)
+            monkeypatch.setattr(kernel, "tightest", lambda machine, what, limit=limit: limit)
+            assert reading._workers([gigabyte, 1]) == most
 
 
 def test_a_fault_in_what_compares_ranks_costs_only_that(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,9 @@ class Job:
     kernels: Mapping[str, tuple[float, float, str]] = field(default_factory=dict)
     ops: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     calls: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Of the thread that makes the steps."""
+    calls_elsewhere: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Of another thread."""
     findings: tuple[Finding, ...] = ()
     environment: tuple[StepRecord, ...] = ()
     metrics: Mapping[str, Metric] = field(default_factory=dict)
@@ -87,6 +90,13 @@ class Job:
 
     def on(self, **machine: Any) -> Job:
         return replace(self, machine={**self.machine, **machine})
+
+
+def with_table(report: Report, table: Table) -> Report:
+    """The report, with one table more."""
+    path = report.folder / "tables" / f"{table.name}.parquet"
+    pq.write_table(tables.arrow(table.name, [table]), path)
+    return replace(report, tables={**report.tables, table.name: TableInfo(f"tables/{table.name}.parquet", len(table))})
 
 
 def make(folder: Path, job: Job | None = None, seed: int = 1) -> Report:
@@ -169,6 +179,7 @@ class _Made:
         count = len(starts)
         columns = {
             "pid": [PID] * count,
+            "tid": [PID] * count,
             "kind": ["train"] * count,
             "step": list(range(count)),
             "start_ns": starts.tolist(),
@@ -238,8 +249,11 @@ class _Made:
         })  # fmt: skip
 
     def _calls(self, capture: Capture) -> None:
-        names, steps = list(self.job.calls), self.job.steps
+        own, other = self.job.calls, self.job.calls_elsewhere
+        names, steps = [*own, *other], self.job.steps
+        rows = [*own.values(), *other.values()]
         self._add("syscalls", capture, {
-            "name": names, "count": [int(steps * n) for n, _ in self.job.calls.values()],
-            "total_ns": [int(steps * n * us * 1e3) for n, us in self.job.calls.values()], "time": ["wall"] * len(names),
+            "pid": [PID] * len(names), "thread": [PID] * len(own) + [PID + 1] * len(other),
+            "name": names, "count": [int(steps * n) for n, _ in rows],
+            "total_ns": [int(steps * n * us * 1e3) for n, us in rows], "time": ["wall"] * len(names),
         })  # fmt: skip

@@ -133,7 +133,9 @@ class Torch(Collector):
         cut = sorted({one.cut or _NO_END for one, _, _, truncated, _ in contents if one.cut or truncated})
         clock = next((clock for *_, clock in contents if clock), None)
         notes += _told_inside(capture)
-        wanted = capture.run.ranks_chosen if capture.run else None
+        # what was recorded of one task is to hold its own rank; the others of its host have captures of their own
+        own = None if capture.rank is None else (capture.rank,)
+        wanted = own or (capture.run.ranks_chosen if capture.run else None)
         lost = [*([f"truncated: {'; '.join(cut)}"] if cut else []), *_missing(recorded, wanted)]
         notes = (*_ranks(recorded), *notes)
         return Parsed(tables, notes, "degraded" if lost else None, "; ".join(lost) or None, clock=clock)

@@ -41,7 +41,7 @@ def attribution(step: Change | None, changes: Iterable[Change], chains: Chains) 
 
 def _explains(change: Change, step_pct: float) -> bool:
     share = change.share_of_step_pct
-    if share is None or change.verdict not in SURE - {"more", "less"} or share * step_pct <= 0:
+    if share is None or change.verdict not in SURE - {"more", "less", "renamed"} or share * step_pct <= 0:
         return False
     return abs(share) >= PART_OF_IT * abs(step_pct)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from orchestrator.comparing.weighing import RATES
+from orchestrator.comparing import weighing
 from orchestrator.comparing.words import Change, Comparison, Gate, Gated, Judgement
 from orchestrator.errors import UsageError
 
@@ -18,7 +18,7 @@ _WORST: tuple[Judgement, ...] = ("failed", "unjudged", "passed")
 
 @dataclass(frozen=True)
 class Wanted:
-    """A figure to be judged, and which way is worse; None: as its name tells."""
+    """A figure to be judged, and which way is worse; None: as its unit or name tells."""
 
     metric: str
     worse: Literal["higher", "lower"] | None = None
@@ -31,12 +31,19 @@ class Wanted:
             raise ValueError(f"{text!r}: after = stands what is better, higher or lower")
         return cls(name, None if not equals else "lower" if better == "higher" else "higher")
 
-    def worse_of(self) -> Literal["higher", "lower"]:
-        return self.worse or ("lower" if self.metric.endswith(RATES) else "higher")
+    def worse_of(self, change: Change) -> Literal["higher", "lower"]:
+        """Raises UsageError where nobody can tell: a gate that guesses lets the worse half of all changes pass."""
+        found = self.worse or weighing.worse(change.name, change.unit)
+        if found is None:
+            what = f"--metric {self.metric}: is higher better, or lower?"
+            told = f"its unit ({change.unit or 'none'}) does not tell"
+            raise UsageError(what, told, f"--metric {self.metric}=higher, or {self.metric}=lower: which is better")
+        return found
 
 
 def gated(comparison: Comparison, limit_pct: float, wanted: Iterable[Wanted] = ()) -> Comparison:
-    """The comparison with its gate. Raises UsageError for a figure that neither run has."""
+    """The comparison with its gate. Raises UsageError for a figure that neither run has, or of which it is
+    not known what is better."""
     named = tuple(wanted)
     lines: tuple[Gated, ...]
     if comparison.refused:
@@ -62,10 +69,10 @@ def _find(comparison: Comparison, wanted: Wanted) -> Change:
 
 def _gated(change: Change | None, wanted: Wanted, limit_pct: float) -> Gated:
     """failed: worse for sure, and by more than the limit. passed: with 95 % confidence it is not worse by more than
-    that, or it is for sure worse by less. Else it can't be told."""
+    that. Else it can't be told."""
     if change is None or change.ratio is None:
         return Gated(wanted.metric, "unjudged", "it is not known of both runs", change)
-    is_higher_worse = wanted.worse_of() == "higher"
+    is_higher_worse = wanted.worse_of(change) == "higher"
     limit = 1 + limit_pct / 100 if is_higher_worse else 1 - limit_pct / 100
     worse = change.ratio > limit if is_higher_worse else change.ratio < limit
     bound = (change.most or change.high) if is_higher_worse else change.low
@@ -75,7 +82,7 @@ def _gated(change: Change | None, wanted: Wanted, limit_pct: float) -> Gated:
     at = f"the limit is {'+' if is_higher_worse else '-'}{limit_pct:g} %"
     if worse and moved:
         return Gated(wanted.metric, "failed", f"{by}, {at}", change)
-    if not worse and (moved or not beyond):
+    if not worse and not beyond:
         return Gated(wanted.metric, "passed", f"{by}, {at}", change)
     reach = "how far off that may be is unknown" if bound is None else f"it may be {100 * (bound - 1):+.1f} %"
     return Gated(wanted.metric, "unjudged", f"{by}, but {reach}, {at}: {change.evidence}", change)

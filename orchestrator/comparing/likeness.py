@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from orchestrator.comparing import sides
 from orchestrator.comparing.words import Side, Unlike
 from orchestrator.model import IN_FORCE, USABLE, StepRecord
 from orchestrator.report import Report
@@ -37,7 +38,15 @@ def side(report: Report) -> Side:
 
 def unlike(a: Report, b: Report) -> tuple[Unlike, ...]:
     """Everything in which the two differ or that is unknown of one, what refuses first."""
-    found = [*_facts(a, b), *_load(a, b), *_environment(a, b), *_clocks(a, b), *_plans(a, b), *_captures(a, b)]
+    found = [
+        *_facts(a, b),
+        *_failed(a, b),
+        *_load(a, b),
+        *_environment(a, b),
+        *_clocks(a, b),
+        *_plans(a, b),
+        *_captures(a, b),
+    ]
     return tuple(sorted(found, key=lambda one: (one.severity != "refuse", one.how != "differs")))
 
 
@@ -144,6 +153,20 @@ def _facts(a: Report, b: Report) -> Iterator[Unlike]:
             yield Unlike(fact.name, here, there, "differs", fact.severity, fact.note)
 
 
+def _failed(a: Report, b: Report) -> Iterator[Unlike]:
+    """Two runs that failed alike are no measure of the program either."""
+    if _ended(a) == _ended(b) and (_has_failed(a) or _has_failed(b)):
+        fact, note = "what a program that failed has done", "nobody knows how much of its work that was"
+        yield Unlike(fact, _ended(a), _ended(b), "differs", "refuse", note)
+
+
+def _has_failed(report: Report) -> bool:
+    """By the run whose exit status is the target's: the first bare one, else the first at all."""
+    ran = sorted((p for p in report.passes if p.run), key=lambda p: p.role not in ("warmup", "bare"))
+    first = ran[0].run if ran else None
+    return first is not None and sides.failed(first, sides.fine_statuses(report))
+
+
 # ---------------------------------------------------------------- the state of the machine
 
 _BUSY_FROM = 0.5
@@ -233,13 +256,8 @@ class _Plan:
 
     @classmethod
     def of(cls, report: Report) -> _Plan | None:
-        import yaml
-
-        try:
-            tree = yaml.safe_load((report.folder / "plan.yaml").read_text("utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
-            return None
-        return cls(dict(_leaves(tree))) if isinstance(tree, dict) else None
+        tree = sides.plan(report)
+        return None if tree is None else cls(dict(_leaves(tree)))
 
 
 _REFUSES = ("window", "launcher", "target.inject")

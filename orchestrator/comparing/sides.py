@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator import judging, trust
 from orchestrator.comparing import numbers
 from orchestrator.comparing.words import Per
-from orchestrator.model import USABLE, Capture
+from orchestrator.model import USABLE, Capture, TargetRun
 from orchestrator.report import Report
 
 if TYPE_CHECKING:
@@ -65,8 +65,10 @@ class View:
 
     @cached_property
     def bare(self) -> list[str]:
-        """The ids of the bare passes that ran to their end."""
-        return [p.id for p in self.report.passes if p.role == "bare" and p.run and trust.to_its_end(p.run)]
+        """The ids of the bare passes that ran to their end, and did not fail: one that failed has done other work."""
+        fine = fine_statuses(self.report)
+        runs = ((p.id, p.run) for p in self.report.passes if p.role == "bare" and p.run)
+        return [id_ for id_, run in runs if trust.to_its_end(run) and not failed(run, fine)]
 
     @cached_property
     def walls_s(self) -> list[float]:
@@ -86,7 +88,8 @@ class View:
         return [_one(values, what) for values in known if len(values)]
 
     def of_ranges(self) -> dict[str, list[float]]:
-        """By range of the plan, one value a bare run: its usual time in ns, as often as it comes in a step."""
+        """By range of the plan, one value a bare run: its usual time in ns, as often as it comes in a step. Of the
+        process whose steps these are: workers have time of their own."""
         frame = self.report.table("ranges")
         found: dict[str, list[float]] = {}
         for id_ in self.steps if frame is not None else ():
@@ -94,6 +97,7 @@ class View:
             steps = self.steps_in(id_)
             if rows is None or steps is None:
                 continue
+            rows = rows[rows["pid"].isna() | (rows["pid"] == steps["pid"].iloc[0])]
             for name, known in rows.dropna(subset=["duration_ns"]).groupby("name")["duration_ns"]:
                 found.setdefault(str(name), []).append(float(known.median()) * len(known) / len(steps))
         return found
@@ -133,6 +137,29 @@ class View:
         record = next((p for p in self.report.passes if p.id == pass_id), None)
         found = (record.step_slowdown or record.slowdown) if record else None
         return found or 1.0
+
+
+def fine_statuses(report: Report) -> frozenset[int]:
+    """The exit statuses that the report's plan calls success; without a plan 0."""
+    target = (plan(report) or {}).get("target")
+    codes = target.get("ok_exit_codes") if isinstance(target, dict) else None
+    return frozenset(codes) if isinstance(codes, list) else frozenset({0})
+
+
+def plan(report: Report) -> dict[str, Any] | None:
+    """The report's plan as it stands there; None where it can't be read."""
+    import yaml
+
+    try:
+        tree = yaml.safe_load((report.folder / "plan.yaml").read_text("utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return tree if isinstance(tree, dict) else None
+
+
+def failed(run: TargetRun, fine: Collection[int]) -> bool:
+    """Whether the program ended by itself and not as the plan wants it."""
+    return run.exit is not None and run.ended_by == "itself" and run.exit.status not in fine
 
 
 def _one(values: pandas.Series[float], what: str) -> float:
@@ -183,23 +210,31 @@ def _recorded_steps(view: View, capture: Capture, frame: pandas.DataFrame) -> in
 
 
 def system_calls(view: View) -> Looked | None:
-    """System calls of all threads: their number, and the time in them where strace has told it; per step of the pass,
-    start-up and end included."""
+    """System calls: the number of those of all threads, and the time in those of the step's own thread where strace
+    tells threads apart; per step of the pass, start-up and end included. What other threads wait grows with every step,
+    whatever made it slower: their time explains nothing."""
     for capture in view.captures("strace", "perf"):
         frame = view.rows("syscalls", capture)
         if frame is None:
             continue
         steps = view.steps_in(capture.pass_id)
-        return _per_step(view, capture, frame, None if steps is None else len(steps), "total_ns", "syscall")
+        timed = frame.assign(total_ns=frame["total_ns"].where(_is_of_the_step(frame, steps)))
+        return _per_step(view, capture, timed, None if steps is None else len(steps), "total_ns", "syscall")
     return None
+
+
+def _is_of_the_step(calls: pandas.DataFrame, steps: pandas.DataFrame | None) -> pandas.Series[bool]:
+    """Which calls the thread made whose steps these are; none where threads are unknown."""
+    if steps is None or steps["tid"].isna().iloc[0]:
+        return calls["thread"].isna() & False
+    return (calls["thread"] == steps["tid"].iloc[0]).fillna(False).astype(bool)
 
 
 _WAITS = frozenset((
     "futex", "poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2", "wait4", "waitid",
     "rt_sigtimedwait",
 ))  # fmt: skip
-"""Calls in which threads wait for others: their time, of all threads together, is no part of a step; their number
-tells."""
+"""Calls in which a thread waits for others: that time says nothing of why; their number tells."""
 
 
 def _per_step(

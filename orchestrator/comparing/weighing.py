@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from orchestrator.comparing import numbers
 from orchestrator.comparing.numbers import ALPHA, SAME_WITHIN, TELL_FROM, Ratio
@@ -54,8 +54,18 @@ class Scale:
 # ---------------------------------------------------------------- figures with one value a run
 
 
-RATES = ("_per_s", "throughput")
+_COSTS = ("s", "ns", "bytes")
+"""Units of what is better the less there is."""
+_RATES = ("_per_s", "throughput")
 """Names of figures of which more is faster end so."""
+
+
+def worse(name: str, unit: str | None) -> Literal["higher", "lower"] | None:
+    """Which way a figure gets worse: rates by falling, times and memory by growing; None: nobody can tell by its unit
+    or name, as of an accuracy."""
+    if name.endswith(_RATES) or (unit or "").endswith("/s"):
+        return "lower"
+    return "higher" if unit in _COSTS else None
 
 
 def of_runs(what: What, name: str, found: Ratio, unit: str | None, scale: Scale | None = None) -> Change:
@@ -78,7 +88,7 @@ def directed(verdict: Verdict, name: str, unit: str | None) -> Verdict:
     """`slower` is said of what has grown: of a rate it is the other way round, and bytes are only more or less."""
     if verdict not in ("slower", "faster") or unit in ("s", "ns"):
         return verdict
-    if name.endswith(RATES) or unit == "1/s":
+    if worse(name, unit) == "lower":
         return "faster" if verdict == "slower" else "slower"
     return "more" if verdict == "slower" else "less"
 

@@ -13,7 +13,8 @@ def missing_ranks(report: Report) -> Iterator[Finding]:
     """Fewer ranks were seen than the job was to have on this host, as its ranks (WORLD_SIZE, LOCAL_WORLD_SIZE) or its
     launcher's own options say. What is said of the job then leaves a part of it out. Told once, of the pass that misses
     most."""
-    found = [(len(record.run.missing_ranks()), record) for record in report.passes if record.run]
+    # of tasks on several hosts: diagnose/ranks.py
+    found = [(len(record.run.missing_ranks()), record) for record in report.passes if record.run and not record.tasks]
     count, record = max(found, key=lambda one: one[0], default=(0, None))
     run = record.run if record else None
     if not count or record is None or run is None:
@@ -37,7 +38,7 @@ def missing_ranks(report: Report) -> Iterator[Finding]:
 def failed_rank(report: Report) -> Iterator[Finding]:
     """A rank ended with an error while its job ran by itself: the first one to end so is the one to look at. Launchers
     end the others for it, or these fail in their next collective."""
-    for record in report.passes:
+    for record in (one for one in report.passes if not one.tasks):
         failed = record.run.failed_ranks() if record.run and record.run.ended_by == "itself" else ()
         first = failed[0] if failed else None
         if record.run is None or first is None or first.exit is None:

@@ -24,6 +24,9 @@ FEWEST_STEPS = 8
 ROTATING_MAJOR_PCT = 25.0
 """Ranks that come last in turn: up to here `minor`. Ranks that share a machine take turns at its processors, and of two
 the one that is later by chance costs 0.56 standard deviations of a step."""
+STRETCH_STEPS, STRETCHES = 10, 3
+"""Steps next to one another are no independent draws: something else on the machine may take a processor from one rank
+for some of them. Only what is seen in so many stretches of so many steps, or in several passes, is above `minor`."""
 EXPLAINS = 0.5
 """What holds at least this part of the lag is named as its reason."""
 APART_PCT = 10.0
@@ -115,8 +118,8 @@ def straggler(report: Report) -> Iterator[Finding | Abstention]:
     detection; MegaScale, NSDI 2024, 5: stragglers by the time of the computation, not of the step.)
 
     It comes last in SAME_FROM of the steps and SIGMAS more often than chance gives; by samples, which tell no single
-    steps, its own work is the most over all of them. What it costs is what equal work would give back: its own work
-    less that of the mean rank, as a share of a step."""
+    steps, its own work is the most over all of them. It is above `minor` only where that lasts (STRETCHES). What it
+    costs is what equal work would give back: its own work less that of the mean rank, as a share of a step."""
     found = jobs(report)
     if not found:
         yield from _not_comparable(report, "straggler")
@@ -134,10 +137,29 @@ def straggler(report: Report) -> Iterator[Finding | Abstention]:
     grade = severity(pct)
     if grade is None or not (often or host):
         return
-    yield _straggler(job, rank, share, pct, grade, host)
+    lasts = bool(host) or _lasts(job, rank) or len({one.pass_id for one in found if _is_last(one, rank)}) > 1
+    yield _straggler(job, rank, share, pct, grade if lasts else "minor", host, lasts=lasts)
 
 
-def _straggler(job: Job, rank: int, share: float, pct: float, grade: Severity, host: str | None) -> Finding:
+def _lasts(job: Job, rank: int) -> bool:
+    """Whether it is the one in each of several stretches of the steps: last in most of them or, by samples, in sum."""
+    starts = range(0, len(job.own) - STRETCH_STEPS + 1, STRETCH_STEPS)
+    stretches = [job.own.iloc[at : at + STRETCH_STEPS] for at in starts]
+    last = [
+        float((part.idxmax(axis=1) == rank).mean()) if job.exact else part.mean().idxmax() == rank for part in stretches
+    ]
+    return len(last) >= STRETCHES and min(last) >= SAME_FROM
+
+
+def _is_last(job: Job, rank: int) -> bool:
+    """Whether a pass has it for the one that costs the others something, too."""
+    behind = job.behind
+    return behind.idxmax() == rank and severity(100 * float(behind.max()) / job.step_ns) is not None
+
+
+def _straggler(
+    job: Job, rank: int, share: float, pct: float, grade: Severity, host: str | None, *, lasts: bool
+) -> Finding:
     why, category, advice = _why(job, rank)
     whole = steady(job.report)
     late = (
@@ -149,9 +171,9 @@ def _straggler(job: Job, rank: int, share: float, pct: float, grade: Severity, h
         rule="rank_straggler",
         category=category,
         severity=grade,
-        title=f"The other ranks wait for {late} for {pct:.0f} % of a step{often}: {why}",
+        title=f"The other ranks wait for {late}{often}; equal work would make a step {pct:.0f} % shorter: {why}",
         advice=(_OF_HOST if host else advice),
-        confidence=confidence(job.report, _sources(job), "high" if job.exact else "medium"),
+        confidence=confidence(job.report, _sources(job), "low" if not lasts else "high" if job.exact else "medium"),
         where={**({} if host else {"rank": rank}), **({"host": row["host"]} if row.get("host") else {})},
         cost_pct=round(pct, 2),
         cost_s=whole.cost_s(pct),

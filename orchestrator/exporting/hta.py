@@ -28,17 +28,20 @@ _BLOCK_BYTES = 1 << 20
 
 
 def export(report: Report, target: Folder, say: Callable[[str], None]) -> Iterator[Path]:
-    """A folder for each capture, where there are several. Raises UsageError where there is no trace."""
-    captures = [capture for capture in report.captures if _traces(capture)]
-    if not captures:
+    """A folder for each capture of the whole job, where there are several: what tasks on several hosts have recorded in
+    one pass belongs together. Raises UsageError where there is no trace."""
+    jobs: dict[str, list[Capture]] = {}
+    for capture in report.captures:
+        if _traces(capture):
+            jobs.setdefault(capture.id.partition("@")[0], []).append(capture)
+    if not jobs:
         feed = f"profrun --into {report.folder} --only torch, or profrun torch-deep -- COMMAND"
         raise UsageError("the report has no trace of torch.profiler", "none was taken, or raw/ is not there", feed)
-    for capture in captures:
-        yield from _capture(capture, f"{capture.id}/" if len(captures) > 1 else "", target, say)
-    say(
-        f"read it: TraceAnalysis(trace_dir={str(target.path)!r})"
-        + (", one folder a capture" if len(captures) > 1 else "")
-    )
+    for name, captures in jobs.items():
+        taken: set[int] = set()
+        for capture in captures:
+            yield from _capture(capture, f"{name}/" if len(jobs) > 1 else "", target, say, taken)
+    say(f"read it: TraceAnalysis(trace_dir={str(target.path)!r})" + (", one folder a capture" if len(jobs) > 1 else ""))
 
 
 def _traces(capture: Capture) -> list[Path]:
@@ -46,8 +49,9 @@ def _traces(capture: Capture) -> list[Path]:
     return sorted(path for path in paths if path.exists())
 
 
-def _capture(capture: Capture, place: str, target: Folder, say: Callable[[str], None]) -> Iterator[Path]:
-    taken: set[int] = set()
+def _capture(
+    capture: Capture, place: str, target: Folder, say: Callable[[str], None], taken: set[int]
+) -> Iterator[Path]:
     for path in _traces(capture):
         with _opened(path) as file:
             head = file.read(_HEAD_BYTES)

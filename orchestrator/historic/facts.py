@@ -17,8 +17,11 @@ from orchestrator.report import Report
 
 NONE = "none"
 """A fact that is known: there is no such thing. Unknown is None."""
-LEFT_OUT = ("name", "description", "extends", "report", "tools", "environment", "collectors")
-"""Of a plan: what only names it and its folders, and what is told in another form."""
+LEFT_OUT = (
+    "name", "description", "extends", "report", "tools", "environment", "collectors", "budget", "leftovers", "metrics",
+)  # fmt: skip
+"""Of a plan: what only names it and its folders, what only limits or reads a run, and what is told in another form."""
+_LEFT_OUT_OF_TARGET = ("command", "cwd", "timeout")
 _PACE = re.compile(r"(?:OMP|KMP|MKL|OPENBLAS|CUDA|CUBLAS|CUDNN|NCCL|TORCH\w*|PYTORCH|TRITON|MALLOC)_\w+|LD_PRELOAD")
 """Environment variables by which a program may become slower or faster."""
 _GIB = 1 << 30
@@ -159,9 +162,9 @@ def _slim(path: Path) -> dict[str, Any] | None:
     except ProfrunError:
         return None
     kept = plan.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=set(LEFT_OUT))
-    target = {key: value for key, value in kept.pop("target", {}).items() if key not in ("command", "cwd")}
+    target = {key: value for key, value in kept.pop("target", {}).items() if key not in _LEFT_OUT_OF_TARGET}
     passes = [[_asked(member) for member in group] for group in plan.groups()]
-    steps = [_asked(step) for step in plan.environment]
+    steps = [{key: value for key, value in _asked(step).items() if key != "wait"} for step in plan.environment]
     asked = {**kept, "target": target, "environment": steps, "passes": passes}
     return {key: value for key, value in asked.items() if value not in ({}, [])}
 

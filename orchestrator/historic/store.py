@@ -426,6 +426,13 @@ def set_verdict(connection: Connection, run_id: str, verdict: NightVerdict | Non
     return done.rowcount > 0
 
 
+def add_verdicts(connection: Connection, nights: Sequence[Night]) -> None:
+    """Those of runs that are remembered without one."""
+    for night in (night for night in nights if night.verdict):
+        row = update(RUNS).where(RUNS.c.id == night.run_id, RUNS.c.verdict.is_(None))
+        connection.execute(row.values(verdict=night.verdict, note=_storable(night.note)))
+
+
 def paths(connection: Connection) -> list[tuple[str, str, str | None, bool]]:
     """(run id, path, host, whether its folder is known to be gone) of every run."""
     found = connection.execute(select(RUNS.c.id, RUNS.c.path, RUNS.c.host, RUNS.c.gone))

@@ -7,8 +7,9 @@ import contextlib
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 ROUND_TRIPS = 20
 """The shortest of so many counts: the others have waited somewhere on their way."""
@@ -52,6 +53,11 @@ def between(readings: Sequence[Reading], middle_ns: int) -> Offset | None:
         return Offset(middle_ns, best.offset_ns, error_ns)
     drift = grown_ns / span_ns
     return Offset(middle_ns, first.offset_ns + round(drift * (middle_ns - first.at_ns)), error_ns, drift)
+
+
+def addresses(hub: Mapping[str, Any]) -> list[str]:
+    """Where to look for the hub from here: on this host only if the leader is on it, as a stranger may listen there."""
+    return [*hub["addresses"], *(["127.0.0.1"] if hub["hostname"] == socket.gethostname() else [])]
 
 
 class Line:

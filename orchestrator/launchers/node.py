@@ -21,7 +21,7 @@ from orchestrator import folder, redact
 from orchestrator.environment import Environment
 from orchestrator.errors import ProfrunError
 from orchestrator.guard import Guard
-from orchestrator.launchers.clocks import GONE, Line
+from orchestrator.launchers.clocks import GONE, Line, addresses
 from orchestrator.launchers.seat import Seat, seat_of
 from orchestrator.launchers.task import Spec, read_spec
 from orchestrator.machine import Machine
@@ -126,7 +126,7 @@ def main(words: Sequence[str]) -> int:
         hub = spec.data["hub"]
         seat = seat_of(os.environ, "slurm")
         own = [os.environ[name] for name in ("SLURM_LAUNCH_NODE_IPADDR",) if os.environ.get(name)]
-        line = Line.to([*own, *hub["addresses"]], hub["port"], hub["token"], ROOM)
+        line = Line.to([*own, *addresses(hub)], hub["port"], hub["token"], ROOM)
         with Signals() as signals:
             signals.held = True
             return Node(spec, seat, signals).serve(lambda: holding(line, signals, spec.folder))

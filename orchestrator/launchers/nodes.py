@@ -32,6 +32,17 @@ LATE_S = 10.0
 LOOK_S = 0.1
 
 
+FOR_TASKS = frozenset(
+    f"{tool}_{what}"
+    for tool in ("SLURM", "SRUN")
+    for what in (
+        *("GPUS_PER_TASK", "NTASKS_PER_GPU", "TRES_PER_TASK", "CPUS_PER_TASK", "CPUS_PER_GPU"),
+        *("NTASKS_PER_NODE", "NTASKS_PER_SOCKET", "NTASKS_PER_CORE", "GPUS_PER_SOCKET", "MEM_PER_GPU"),
+    )
+)
+"""What srun reads from its environment for the tasks of the program; with one agent on a node it would not fit."""
+
+
 def own_host() -> str | None:
     """The node of the allocation that we are on; None outside of it, as on the login node that salloc was called on."""
     return os.environ.get("SLURMD_NODENAME")
@@ -80,12 +91,13 @@ class Nodes:
         number = str(self.count)
         argv = (
             *("srun", f"--nodes={number}", f"--ntasks={number}", "--ntasks-per-node=1", "--overlap"),
-            "--kill-on-bad-exit=0",
+            *("--kill-on-bad-exit=0", "--cpu-bind=none"),
             *(sys.executable, "-I", "-m", "orchestrator.launchers.node", str(self._home / "spec.json")),
         )  # fmt: skip
         logs = self._scratch / "nodes.log", self._scratch / "nodes.err"
+        env = {**{name: text for name, text in os.environ.items() if name not in FOR_TASKS}, STEPS: told}
         try:
-            self._helper = process.Helper(argv, *logs, {**os.environ, STEPS: told}, self._scratch, signal.SIGTERM)
+            self._helper = process.Helper(argv, *logs, env, self._scratch, signal.SIGTERM)
         except OSError as error:
             return f"srun can't be started: {error.strerror}"
         while not give_up() and not self._helper.ended():

@@ -4,7 +4,7 @@ what each of them is."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,9 +19,10 @@ _SRUN_VALUED = """
     ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output partition power prefer priority
     profile prolog qos relative reservation signal slurmd-debug sockets-per-node switches task-epilog task-prolog
     thread-spec threads threads-per-core time time-min tmp treewidth tres-bind tres-per-task uid wait wckey
+    container-image container-mounts container-name container-workdir container-save container-env
 """
 """Long options of srun(1) that take the next word for their value; those with an optional one (--nice, --propagate,
---kill-on-bad-exit ...) take it behind an = only."""
+--kill-on-bad-exit ...) take it behind an = only. The last line is pyxis' (github.com/NVIDIA/pyxis)."""
 _SRUN_SHORT = "AbBcCdDeFGiJLmMnNopPqrStTUwWx"
 """Its short options with a value, which may be in the same word."""
 _MPIRUN_TWO = "--mca -mca --gmca -gmca --omca --prtemca --pmixmca -genv -env -gpath-map"
@@ -33,7 +34,7 @@ _MPIRUN_ONE = """
     --preload-files --server-wait-time --ompi-server --personality --runtime-options --display --with-ft --dvm --hnp
     --pidfile --report-uri --launch-agent --xterm -genvlist -envlist -membind -rr-size -launcher -launcher-exec
     -bootstrap -bootstrap-exec -rmk -iface -outfile-pattern -errfile-pattern -info-file -pmi-port -localhost -profile
-    -order-nodes -usize -tmpdir -hostos
+    -order-nodes -usize -tmpdir -hostos --cpus-per-rank -cpus-per-rank --cpus-per-proc -cpus-per-proc
 """
 """Options of Open MPI's mpirun(1), and of Hydra's mpiexec(1), that of MPICH and Intel MPI, by how many words they
 take."""
@@ -79,6 +80,10 @@ def _refused(found: Parted, options: Sequence[str]) -> Parted:
     """With the reason why its tasks can't be told apart."""
     several = "it starts several programs, each of which would need tools of its own"
     way = f"profile one of them at a time: {found.name} ... COMMAND"
+    if inside := next((word for word in options if word.startswith("--container")), None):
+        why = f"its tasks run in a container ({inside.partition('=')[0]}), where this profrun is not"
+        out = "install profrun in the image and start it inside, for one task: srun ... profrun run -o DIR -- COMMAND"
+        return Parted(found.kind, found.start, found.command, (why, out))
     if _is_multi(options) or ":" in found.command:
         return Parted(found.kind, found.start, found.command, (several, way))
     return found
@@ -86,6 +91,16 @@ def _refused(found: Parted, options: Sequence[str]) -> Parted:
 
 def _is_multi(options: Sequence[str]) -> bool:
     return any(word in ("--multi-prog", "--app", "-app", "-configfile") for word in options)
+
+
+_HOSTS = re.compile(r"-H|--?hosts?|-f|--?(default-)?(hostfile|machinefile)|-rf|--rankfile")
+_OF_JOBS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE", "COBALT_NODEFILE")
+
+
+def names_hosts(found: Parted, env: Mapping[str, str]) -> bool:
+    """Whether mpirun's options, or the batch job that it is called in, give it hosts; without, it stays on its own."""
+    named = any(_HOSTS.fullmatch(word.partition("=")[0]) for word in found.start)
+    return named or any(env.get(name) for name in (*_OF_JOBS, "OMPI_MCA_orte_default_hostfile"))
 
 
 # ---------------------------------------------------------------- options, up to the program

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
@@ -22,7 +23,7 @@ class Slurm(Launcher):
 
     def argv(self, target: Sequence[str]) -> tuple[str, ...]:
         """Raises ValueError where the command is another launcher of nodes."""
-        seen, own = found(target), ("srun", *self.options)
+        seen, own = found(target), ("srun", *self._cpus(), *self.options)
         if seen and seen.name == "srun":
             if self.options and tuple(target[: len(own)]) != own:
                 raise ValueError("the command is an srun already: give it its options itself")
@@ -30,6 +31,12 @@ class Slurm(Launcher):
         if seen and seen.name in ("mpirun", "mpiexec"):
             raise ValueError(f"the command starts its ranks by {seen.name} already: write {{use: mpi}}")
         return (*own, *target)
+
+    def _cpus(self) -> tuple[str, ...]:
+        """srun has to be told again what the allocation gives each task: since 22.05 it does not ask (srun(1), -c)."""
+        count = os.environ.get("SLURM_CPUS_PER_TASK")
+        told = any(word.startswith(("-c", "--cpus-per-task")) for word in self.options)
+        return (f"--cpus-per-task={count}",) if count and not told else ()
 
     def expected(self, target: Sequence[str], env: Mapping[str, str]) -> Expected:
         seen = found(self.argv(target))

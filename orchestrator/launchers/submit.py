@@ -30,9 +30,11 @@ ANSWER_S = 20.0
 LATE_S = 5.0
 """How long after a job's end the rest of its output may take to be seen here."""
 FORGOTTEN = 15
-"""So many answers in a row without the job, and Slurm has forgotten it: it ended long ago."""
+"""So many times in a row Slurm knows no such job, and it has forgotten it: it ended long ago."""
+_UNKNOWN_JOB = "Invalid job id"
+"""As scontrol says it."""
 WARNED_S = 120
-"""So long before its time limit the job is told, and still writes its report."""
+"""So long before its time limit the job is told, and still writes its report; a short job in its last quarter."""
 OVER = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
 )
@@ -91,6 +93,24 @@ def _option(words: Sequence[str]) -> tuple[str, str | bool, int]:
     return name, following, 2
 
 
+def _warned_s(limit: str | bool | None) -> int:
+    """How long before the end a job with this --time is told: a job that is shorter than that would never begin."""
+    limit_s = _seconds(limit) if isinstance(limit, str) else None
+    return WARNED_S if limit_s is None else max(1, min(WARNED_S, limit_s // 4))
+
+
+def _seconds(text: str) -> int | None:
+    """A time as sbatch(1) takes it: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]];
+    None for what is not one, or has no end."""
+    days, dash, rest = text.rpartition("-")
+    words = rest.split(":")
+    if not all(word.isdecimal() for word in (*words, *([days] if dash else []))) or len(words) > 3:
+        return None
+    numbers = [int(word) for word in words]
+    hours, minutes, seconds = (*numbers, 0, 0)[:3] if dash else numbers if len(numbers) == 3 else (0, *numbers, 0)[:3]
+    return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds or None
+
+
 # ---------------------------------------------------------------- the job
 
 
@@ -108,6 +128,7 @@ class Job:
     say: Callable[[str], None]
     id: str = ""
     _told: str = ""
+    _is_unanswered: bool = False
     _printed: dict[Path, int] = field(default_factory=dict)
 
     @property
@@ -155,7 +176,7 @@ class Job:
 
     def _flags(self) -> dict[str, str | bool]:
         """The options as submitit spells them."""
-        ours = {"job-name": f"profrun-{self.plan.name}", "signal": f"B:TERM@{WARNED_S}"}
+        ours = {"job-name": f"profrun-{self.plan.name}", "signal": f"B:TERM@{_warned_s(self.options.get('time'))}"}
         every = {**ours, **self.options}
         return {name if name == "open-mode" else name.replace("-", "_"): value for name, value in every.items()}
 
@@ -186,7 +207,7 @@ class Job:
             if time.monotonic() >= next_s:
                 next_s = time.monotonic() + ASK_S
                 state = self._ask()
-                silent = 0 if state else silent + 1
+                silent = silent + 1 if state is None else 0
                 last = state or last
                 self._tell(last)
                 if last.get("JobState") in OVER or silent >= FORGOTTEN:
@@ -195,11 +216,19 @@ class Job:
         self._last(out, err)
         return self._status(last, out, asked, signals)
 
-    def _ask(self) -> dict[str, str]:
-        """What Slurm's controller says of the job; no accounting is needed for that. Empty: it does not know it (any
-        more), or does not answer."""
+    def _ask(self) -> dict[str, str] | None:
+        """What Slurm's controller says of the job; no accounting is needed for that. None: it does not know it (any
+        more). Empty: it does not answer, which is said once, and it is asked again."""
         answer = process.ask(["scontrol", "show", "job", "-o", self.id], timeout_s=ANSWER_S)
-        return dict(re.findall(r"(?:^|\s)([A-Za-z/:]+)=(\S*)", answer.stdout)) if answer.ok else {}
+        if answer.ok:
+            return dict(re.findall(r"(?:^|\s)([A-Za-z/:]+)=(\S*)", answer.stdout))
+        if _UNKNOWN_JOB in answer.stdout + answer.stderr:
+            return None
+        if not self._is_unanswered:
+            self._is_unanswered = True
+            said = (answer.stderr.strip().splitlines() or [answer.error or "no answer"])[-1]
+            self.say(f"Slurm does not tell the state of job {self.id} ({said}); it is asked again until it does")
+        return {}
 
     def _tell(self, state: Mapping[str, str]) -> None:
         name, reason = state.get("JobState", ""), state.get("Reason", "")

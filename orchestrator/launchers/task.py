@@ -22,11 +22,11 @@ from typing import Any
 
 from orchestrator import collect, folder, process, redact, resolve
 from orchestrator.errors import EXIT_PREFLIGHT, EXIT_TIMEOUT, FolderError, ProfrunError
-from orchestrator.launchers.clocks import GONE, Line, Reading
+from orchestrator.launchers.clocks import GONE, Line, Reading, addresses
 from orchestrator.launchers.seat import Seat, is_one_rank, meeting, seat_of
 from orchestrator.live import Context
 from orchestrator.machine import Machine
-from orchestrator.model import Capture, Child, Pass, PassRecord, Pick, Picks, Target, TargetRun, Window
+from orchestrator.model import Capture, Child, Pass, PassRecord, Pick, Picks, RankSeen, Target, TargetRun, Window
 from orchestrator.plan import collector_of
 from orchestrator.report import capture_record
 from orchestrator.signals import Signals
@@ -266,8 +266,16 @@ class Agent:
         """Its run under the names of the job's hosts. How many ranks the host has is no matter of one of them."""
         if run is None:
             return None
-        named = tuple(replace(one, host=self.seat.host) for one in run.ranks)
+        named = tuple(replace(one, host=self.seat.host) for one in run.ranks or self._itself(run))
         return replace(run, ranks=named, ranks_expected=None if self._rank() is not None else run.ranks_expected)
+
+    def _itself(self, run: TargetRun) -> tuple[RankSeen, ...]:
+        """This task as a rank that has ended before anybody could see it."""
+        rank = self._rank()
+        if rank is None or run.exit is None:
+            return ()
+        here = RankSeen(rank, self.seat.local, self.seat.size, pid=run.pid, exit=run.exit)
+        return (replace(here, started_ns=run.started_ns, ended_ns=run.ended_ns),)
 
     def _rank(self) -> int | None:
         return self.seat.index if is_one_rank(self.command) else None
@@ -330,7 +338,7 @@ def main(words: Sequence[str]) -> int:
         seat = seat_of(os.environ, spec.data["kind"])
         hub = spec.data["hub"]
         own = [os.environ[name] for name in ("SLURM_LAUNCH_NODE_IPADDR",) if os.environ.get(name)]
-        line = Line.to([*own, *hub["addresses"]], hub["port"], hub["token"], spec.data["pass"]["id"]) if hub else None
+        line = Line.to([*own, *addresses(hub)], hub["port"], hub["token"], spec.data["pass"]["id"]) if hub else None
         return Agent(spec, seat, command, line).run()
     except ProfrunError as error:
         print(f"profrun: {error.text()}", file=sys.stderr)

@@ -20,7 +20,7 @@ from orchestrator import collect, folder, process
 from orchestrator.env_steps.base import Step
 from orchestrator.launchers.clocks import Line, Reading, between
 from orchestrator.launchers.nodes import Nodes, own_host, why_here_alone
-from orchestrator.launchers.parted import Parted, hosts
+from orchestrator.launchers.parted import Parted, hosts, names_hosts
 from orchestrator.launchers.task import SCHEMA
 from orchestrator.live import Context, tail
 from orchestrator.model import Capture, Child, EndedBy, Exit, Pass, PassRecord, RankSeen, Status, TargetRun, Task
@@ -71,7 +71,8 @@ class Hub:
 
     def address(self) -> dict[str, Any]:
         """How others get here, JSON-able."""
-        return {"addresses": list(_addresses()), "port": self.port, "token": self.word}
+        known = {"hostname": socket.gethostname(), "addresses": list(_addresses())}
+        return {**known, "port": self.port, "token": self.word}
 
     def close(self) -> None:
         self._helper.stop(signal.SIGTERM, 2.0)
@@ -86,7 +87,6 @@ def _addresses() -> Iterator[str]:
     yield name
     with contextlib.suppress(OSError):
         yield from dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(name, None, socket.AF_INET))
-    yield "127.0.0.1"
 
 
 @dataclass
@@ -126,6 +126,10 @@ class Lead:
             return why or "the other nodes are not prepared: there is no meeting place"
         self.nodes = Nodes(self.hub, report, self.scratch)
         return self.nodes.begin(steps, self.tools, run_id, give_up)
+
+    def may_leave_here(self) -> bool:
+        """Whether tasks may run on other hosts than the leader's."""
+        return self.parted.kind == "slurm" or names_hosts(self.parted, os.environ)
 
     def leave(self) -> str | None:
         """Lets all hosts be put back, and closes the meeting place; what is to be said of that."""
@@ -173,7 +177,9 @@ class Lead:
         is_second_wish = len(asked) == 2 and number == signal.SIGKILL
         if self.hub is None or not (len(asked) == 1 or is_second_wish):
             return False
-        if not all(story["is_connected"] for story in _stories(home).values()):
+        stories = _stories(home).values()
+        # before any task is there, the wish is for the launcher itself, which may wait for its nodes
+        if not stories or not all(story["is_connected"] for story in stories):
             return False
         return self.hub.say(home.name.partition(".")[0], f"stop {int(number)} {len(asked)}")
 
@@ -403,7 +409,7 @@ def _expected(tasks: Sequence[Task]) -> int | None:
 
 
 def _is_rank(task: Task) -> bool:
-    return task.place is None or ".r" in task.place
+    return task.place is None or re.search(r"\.r\d+$", task.place) is not None
 
 
 def _ended_by(run: TargetRun, runs: Sequence[TargetRun]) -> EndedBy:

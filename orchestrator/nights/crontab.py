@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator import folder, process
+from orchestrator import folder, locks, process
 from orchestrator.errors import PreflightError, UsageError
 
 LONGEST_LINE = 998
@@ -17,6 +19,7 @@ LONGEST_LINE = 998
 _NONE_YET = re.compile(r"no crontab", re.I)
 _DAEMONS = {"cron", "crond", "cronie", "fcron", "anacron-crond", "busybox-crond"}
 _TIMEOUT_S = 30.0
+_LOOK_EVERY_S = 0.1
 _INSTALL = "install cron (Debian: sudo apt-get install cron; Fedora: sudo dnf install cronie)"
 _ELSE = "use another timer: profrun nightly print NAME --systemd ..."
 
@@ -80,16 +83,44 @@ def _lines(table: bytes, line: bytes) -> Iterator[tuple[int, int]]:
 # ---------------------------------------------------------------- the real one
 
 
+class NoCron(PreflightError):
+    """The program `crontab` is not there: nobody has a crontab here."""
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """One profrun of this user at a time reads, changes and writes the crontab; others wait. Raises BusyError."""
+    lock = locks.Locks()
+    give_up_s = time.monotonic() + _TIMEOUT_S
+    while others := lock.take([f"crontab {os.geteuid()}"]):
+        if time.monotonic() > give_up_s:
+            raise locks.busy(others)
+        time.sleep(_LOOK_EVERY_S)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def _file(place: Path, content: bytes) -> Iterator[Path]:
+    """A file of this call alone."""
+    file = place / f"crontab-{secrets.token_hex(8)}.tmp"
+    folder.write_atomic(file, content)
+    try:
+        yield file
+    finally:
+        folder.discard(file)
+
+
 def read(place: Path) -> bytes:
-    """The crontab of this user, by way of a file in the folder `place`; empty where there is none yet. Raises
-    PreflightError: no crontab here, or not for this user."""
+    """The crontab of this user, by way of a file in the folder `place`; empty where there is none yet. Raises NoCron,
+    PreflightError: not for this user."""
     if shutil.which("crontab") is None:
-        raise PreflightError("there is no cron here", "the program `crontab` is not on PATH", f"{_INSTALL}, or {_ELSE}")
-    file = place / "crontab.now"
-    folder.write_atomic(file, b"")
-    answer = process.ask(["sh", "-c", 'exec crontab -l > "$1"', "sh", str(file)], timeout_s=_TIMEOUT_S)
-    table = file.read_bytes()
-    folder.discard(file)
+        raise NoCron("there is no cron here", "the program `crontab` is not on PATH", f"{_INSTALL}, or {_ELSE}")
+    with _file(place, b"") as file:
+        answer = process.ask(["sh", "-c", 'exec crontab -l > "$1"', "sh", str(file)], timeout_s=_TIMEOUT_S)
+        table = file.read_bytes()
     if answer.ok:
         return table
     if answer.exit is not None and _NONE_YET.search(answer.stderr):
@@ -108,13 +139,19 @@ def copied(table: bytes, place: Path) -> Path | None:
     return copy
 
 
+def unchanged(table: bytes, place: Path) -> None:
+    """Raises PreflightError where the crontab is no longer this one: somebody else would lose what is new in it."""
+    if read(place) != table:
+        why = "it is another one than a moment ago, and nothing was written"
+        raise PreflightError("somebody else changes your crontab", why, "call the same again")
+
+
 def write(table: bytes, place: Path) -> None:
-    """Makes this the user's crontab; an empty one is none. Raises PreflightError where cron does not take it."""
-    new = place / "crontab.new"
-    folder.write_atomic(new, table)
-    argv = ["crontab", str(new)] if table else ["crontab", "-r"]
-    answer = process.ask(argv, timeout_s=_TIMEOUT_S)
-    folder.discard(new)
+    """Makes this the user's crontab; an empty one is none. By way of stdin: of a file's name Vixie's crontab(1) takes
+    the first 99 bytes. Raises PreflightError where cron does not take it."""
+    with _file(place, table) as new:
+        argv = ["sh", "-c", 'exec crontab - < "$1"', "sh", str(new)] if table else ["crontab", "-r"]
+        answer = process.ask(argv, timeout_s=_TIMEOUT_S)
     if not answer.ok:
         raise _refusal(answer)
 

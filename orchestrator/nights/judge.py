@@ -219,7 +219,7 @@ def _row(past: Sequence[Past], way: float) -> list[Past]:
 def _drift(past: Sequence[Past], value: float) -> float | None:
     """How far the nights have slid away from the first ones of their level, as a share; None: not for sure."""
     level = _levels(past)[-1]
-    first = level[: min(WINDOW, len(level) - RECENT + 1)]
+    first = level[: max(0, min(WINDOW, len(level) - RECENT + 1))]
     if len(_values(first)) < NEEDED:
         return None
     center = statistics.median(_values(first))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from orchestrator.nights.judge import Judgement
+from orchestrator.nights.judge import Judgement, Verdict
 from orchestrator.nights.words import Told
 from orchestrator.units import show_bytes, show_duration
 
@@ -37,6 +37,11 @@ def sentence(told: Told) -> str:
 def _because(judged: Judgement) -> str:
     learning = judged.level is None and judged.verdict == "accepted"
     return judged.reason.removeprefix("unjudged: ") + (" that it takes to judge" if learning else "")
+
+
+def remembered(told: Told) -> Verdict:
+    """The verdict for the nights to come. What has become the new level counts as accepted."""
+    return "accepted" if told.judgement.adopted else told.judgement.verdict
 
 
 def page(told: Told) -> str:
@@ -87,6 +92,7 @@ def data(told: Told) -> dict[str, Any]:
         "verdict": verdict(told),
         "sentence": sentence(told),
         "reason": judged.reason,
+        "remembered": {"verdict": remembered(told), "note": judged.reason},
         "change": judged.off,
         "change_ci95": judged.interval,
         "usual_s": judged.level.center if judged.level else None,

@@ -15,13 +15,16 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from orchestrator import folder
-from orchestrator.nights.words import Thinned
+from orchestrator.nights.words import FLAGGED, Thinned, remembered
+from orchestrator.units import show_bytes, show_duration
 
 _RECORD = Path(folder.THINNED).name
 _STAYS = frozenset({"run.json", _RECORD})
 """How the run went, and what of it was deleted."""
+_LONGEST_NOTE_BYTES = 16 << 20
 _LARGEST_LOG_BYTES = 1 << 20
 """What was printed stays, too, where it is short enough to be read."""
 _STAMP = r"-(\d{8}T\d{6}Z)-[a-z]{4}"
@@ -36,37 +39,39 @@ class _Raw:
     age_s: float
     files: int
     bytes: int
+    flagged: bool
 
 
 def thin(
     reports: Path, name: str, keep: Collection[str], keep_s: float | None, most_bytes: int, now_s: float | None = None
 ) -> tuple[list[Thinned], str | None]:
-    """Deletes raw files of the reports `name`-TIME-xxxx in `reports`: of those older than `keep_s`, then, the oldest
-    first, of others until all hold less than `most_bytes`. Reports in `keep` stay whole.
+    """Deletes raw files of the nights `name`-TIME-xxxx in `reports`: of those older than `keep_s`, then, the oldest
+    first, of others until all hold less than `most_bytes`. Flagged ones and those in `keep` stay whole.
 
     (what was deleted; what else is to be said, or None). Raises OSError where the folder can't be read."""
     now_s = time.time() if now_s is None else now_s
     root = os.open(reports, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        found = sorted(_found(root, name, now_s), key=lambda raw: -raw.age_s)
-        free = [raw for raw in found if raw.files and raw.report not in keep]
+        found = sorted(_found(root, name, keep, now_s), key=lambda raw: -raw.age_s)
+        free = [raw for raw in found if raw.files and not raw.flagged and raw.report not in keep]
         old = [raw for raw in free if keep_s is not None and raw.age_s > keep_s]
-        chosen = [(raw, f"older than {keep_s or 0:.0f} s") for raw in old]
+        chosen = [(raw, f"older than {show_duration(keep_s or 0)}") for raw in old]
         left = sum(raw.bytes for raw in found) - sum(raw.bytes for raw in old)
         for raw in (raw for raw in free if raw not in old):
             if left <= most_bytes:
                 break
-            chosen.append((raw, f"all together hold more than {most_bytes} bytes"))
+            chosen.append((raw, f"all together hold more than {show_bytes(most_bytes)}"))
             left -= raw.bytes
         done = [thinned for raw, why in chosen if (thinned := _thinned(root, reports, raw, why))]
-        too_much = f"what stays holds {left} bytes of raw files, more than {most_bytes}: flagged nights stay whole"
+        holds = f"what stays holds {show_bytes(left)} of raw files, more than {show_bytes(most_bytes)}"
+        too_much = f"{holds}: flagged nights stay whole"
         return done, too_much if left > most_bytes else None
     finally:
         os.close(root)
 
 
-def _found(root: int, name: str, now_s: float) -> Iterator[_Raw]:
-    """The reports of that name, with what could be deleted of each."""
+def _found(root: int, name: str, keep: Collection[str], now_s: float) -> Iterator[_Raw]:
+    """The nights of that name that have ended or are kept, with what could be deleted of each."""
     pattern = re.compile(re.escape(name) + _STAMP)
     for entry in os.listdir(root):
         stamp = pattern.fullmatch(entry)
@@ -74,8 +79,26 @@ def _found(root: int, name: str, now_s: float) -> Iterator[_Raw]:
             continue
         made_s = _seconds(stamp[1])
         with contextlib.suppress(OSError), _raw_of(root, entry) as raw:
+            night = _night(root, entry)
+            if night.get("name") != name and entry not in keep:
+                continue
             sizes = [size for _, _, size in _files(raw)]
-            yield _Raw(entry, now_s - made_s, len(sizes), sum(sizes))
+            yield _Raw(entry, now_s - made_s, len(sizes), sum(sizes), remembered(night)[0] in FLAGGED)
+
+
+def _night(root: int, report: str) -> dict[str, Any]:
+    """What the night has left in its report when it ended; empty where that is none of a nightly, or still runs."""
+    outer = os.open(report, _DIRECTORY, dir_fd=root)
+    try:
+        fd = os.open("night.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=outer)
+    except OSError:
+        return {}
+    finally:
+        os.close(outer)
+    with os.fdopen(fd, "rb") as file, contextlib.suppress(OSError, ValueError):
+        data = json.loads(file.read(_LONGEST_NOTE_BYTES))
+        return data if isinstance(data, dict) else {}
+    return {}
 
 
 def _seconds(stamp: str) -> float:

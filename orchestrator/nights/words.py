@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, get_args
 
-from orchestrator.nights.judge import Judgement
+from orchestrator.nights.judge import Judgement, Verdict
 
+FLAGGED = frozenset({"suspect", "regressed", "improved"})
+"""Nights of which everything is kept."""
 NEW_LEVEL = "new level"
 """How the note of a night begins from which on a new level holds."""
+
+
+def remembered(data: Any) -> tuple[Verdict | None, str]:
+    """(verdict, note) as a night.json keeps them beside the report, for the day on which the database is lost."""
+    known = data.get("remembered") if isinstance(data, Mapping) else None
+    if not isinstance(known, Mapping) or known.get("verdict") not in get_args(Verdict):
+        return None, ""
+    return known["verdict"], str(known.get("note") or "")
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,8 @@ class Nightly:
     python: str
     sets: tuple[str, ...] = ()
     budget_s: float = 4 * 3600.0
+    budget_given: bool = False
+    """It was asked for, and outranks the plan's."""
     end_after_s: float | None = None
     most_raw_bytes: int = 20 * 10**9
     hook: str | None = None

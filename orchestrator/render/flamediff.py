@@ -50,6 +50,10 @@ class _Seen:
     per: Per
     weights: Mapping[tuple[str, ...], int]
     part: str
+    steps: int | None = None
+    """In how many steady steps."""
+    is_whole: bool = True
+    """Of the whole run, start-up included."""
 
 
 def diffs(a: Report, b: Report) -> list[Diff]:
@@ -62,12 +66,21 @@ def _diffs(a: Report, b: Report) -> Iterator[Diff]:
     for collector, kind in one:
         if (collector, kind) not in other:
             continue
-        seen_a, seen_b = _seen(a, one[collector, kind], kind), _seen(b, other[collector, kind], kind)
+        seen_a, seen_b = _alike(a, b, one[collector, kind], other[collector, kind], kind)
         if seen_a and seen_b and seen_a.per == seen_b.per:
             label = f"{collector}: {flames.KINDS.get(kind, kind)}"
             told = f"A: {seen_a.capture}, {seen_a.part}; B: {seen_b.capture}, {seen_b.part}"
             whole_a_s, whole_b_s = (sum(seen.weights.values()) / 1e9 for seen in (seen_a, seen_b))
             yield Diff(label, _packed(seen_a.weights, seen_b.weights), seen_a.per, whole_a_s, whole_b_s, told)
+
+
+def _alike(a: Report, b: Report, one: Capture, other: Capture, kind: str) -> tuple[_Seen | None, _Seen | None]:
+    """Both a step, else both a run: what a run takes once (its start) would be less a step where there are more."""
+    seen_a, seen_b = _seen(a, one, kind), _seen(b, other, kind)
+    if seen_a and seen_b and seen_a.steps != seen_b.steps and (seen_a.is_whole or seen_b.is_whole):
+        whole = _whole(a, one, kind, None), _whole(b, other, kind, None)
+        return whole if all(whole) else (seen_a, seen_b)
+    return seen_a, seen_b
 
 
 def _kinds(report: Report) -> dict[tuple[str, str], Capture]:
@@ -91,23 +104,31 @@ def _sampled(report: Report) -> Iterator[tuple[str, str]]:
 
 def _seen(report: Report, capture: Capture, kind: str) -> _Seen | None:
     """In the steady steps where the samples have times, else in the whole run."""
-    record = next((p for p in report.passes if p.id == capture.pass_id), None)
-    stretch = (record.step_slowdown or record.slowdown or 1.0) if record else 1.0
     window = judging.steady_window(report, capture.pass_id)
     spans = judging.of_capture(report.table("stack_spans"), [capture.id]) if kind == "wall" else None
     if spans is not None and window is not None:
-        weights = _weights(report, _clipped(spans, window), window.pid, window.steps * stretch)
-        return _Seen(capture.id, "step", weights, f"{window.steps:,} steady steps") if weights else None
+        weights = _weights(report, _clipped(spans, window), window.pid, window.steps * _stretch(report, capture))
+        part = f"{window.steps:,} steady steps"
+        return _Seen(capture.id, "step", weights, part, window.steps, is_whole=False) if weights else None
+    return _whole(report, capture, kind, window.steps if window else None)
+
+
+def _stretch(report: Report, capture: Capture) -> float:
+    record = next((p for p in report.passes if p.id == capture.pass_id), None)
+    return (record.step_slowdown or record.slowdown or 1.0) if record else 1.0
+
+
+def _whole(report: Report, capture: Capture, kind: str, steps: int | None) -> _Seen | None:
+    """The whole run, per step where `steps` are given."""
     frame = judging.of_capture(report.table("stacks"), [capture.id])
     rows = None if frame is None else frame[(frame["kind"] == kind) & frame["weight_ns"].notna()]
     if rows is None or not len(rows):
         return None
     rows = rows.assign(time=rows["weight_ns"].astype("int64"))
     main = rows.groupby("pid", dropna=False)["time"].sum().idxmax() if rows["pid"].notna().any() else None
-    steps = window.steps if window else None
     part = f"the whole run of {steps:,} steady steps" if steps else "the whole run"
-    weights = _weights(report, rows, main, (steps or 1) * stretch)
-    return _Seen(capture.id, "step" if steps else "run", weights, part) if weights else None
+    weights = _weights(report, rows, main, (steps or 1) * _stretch(report, capture))
+    return _Seen(capture.id, "step" if steps else "run", weights, part, steps) if weights else None
 
 
 def _clipped(spans: pandas.DataFrame, window: judging.Window) -> pandas.DataFrame:

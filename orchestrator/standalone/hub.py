@@ -13,6 +13,8 @@ A connection that ends is how each side learns that the other is gone."""
 from __future__ import annotations
 
 import contextlib
+import errno
+import resource
 import secrets
 import selectors
 import socket
@@ -23,6 +25,8 @@ LONGEST_LINE_BYTES = 4096
 """Whoever sends more without an end of line is sent away."""
 STRANGERS_S = 10.0
 """Whoever has not said the token by then is sent away."""
+PAUSE_S = 0.5
+"""So long nobody is let in where there are no more descriptors."""
 
 
 @dataclass(eq=False)
@@ -59,9 +63,13 @@ class Hub:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listening, selectors.EVENT_READ)
         self._strangers: list[_Guest] = []
+        self._open_at: float | None = None
 
     def serve(self, timeout_s: float | None = None) -> None:
         """Answers whoever has written by now, or first writes within that time."""
+        if self._open_at is not None:
+            timeout_s = PAUSE_S if timeout_s is None else min(timeout_s, PAUSE_S)
+            self._open_again()
         for key, _ in self._selector.select(timeout_s):
             if key.data is None:
                 self._let_in()
@@ -74,16 +82,31 @@ class Hub:
         """Ends all connections."""
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
+        self._listening.close()
         self._selector.close()
 
     def _let_in(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             connection, _ = self._listening.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                self._pause()  # whoever knocks stays at the door, and would wake us without end
+            return
+        with contextlib.suppress(OSError):
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             guest = _Guest(connection)
             self._strangers.append(guest)
             self._selector.register(connection, selectors.EVENT_READ, guest)
+
+    def _pause(self) -> None:
+        self._selector.unregister(self._listening)
+        self._open_at = time.monotonic() + PAUSE_S
+
+    def _open_again(self) -> None:
+        if self._open_at is not None and time.monotonic() >= self._open_at:
+            self._open_at = None
+            self._selector.register(self._listening, selectors.EVENT_READ)
 
     def _hear(self, guest: _Guest) -> None:
         try:
@@ -148,6 +171,9 @@ class Hub:
 
 def main() -> None:
     """Serves until it is ended by a signal, as it is when profrun goes."""
+    with contextlib.suppress(OSError, ValueError):  # a descriptor for each task
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     hub = Hub()
     print(hub.port, hub.token, flush=True)
     with contextlib.suppress(KeyboardInterrupt):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import shlex
@@ -141,12 +142,13 @@ def _made(options: argparse.Namespace) -> Nightly:
         python=sys.executable,
         sets=tuple(options.set),
         budget_s=budget_s,
+        budget_given=options.budget is not None,
         hook=options.hook,
         most_raw_bytes=options.max_raw,
         wait_s=options.wait,
     )
     ends_s = room.ends_after_s(room.plan_of(made), budget_s) + made.wait_s
-    return Nightly(**{**vars(made), "end_after_s": ends_s})
+    return Nightly(**{**vars(made), "end_after_s": ends_s if math.isfinite(ends_s) else None})
 
 
 def _asked(names: list[str]) -> Iterator[str]:
@@ -172,10 +174,11 @@ def _install(options: argparse.Namespace) -> int:
 
     made = _made(options)
     about, line = _line(made)
-    table = crontab.read(kept.home())
-    new = crontab.with_block(table, made.name, crontab.block(made.name, about, line))
-    kept.keep(made)
-    _change(table, new)
+    with crontab.held():
+        table = crontab.read(kept.home())
+        new = crontab.with_block(table, made.name, crontab.block(made.name, about, line))
+        kept.keep(made)
+        _change(table, new)
     _tell_made(made)
     if trouble := crontab.daemon_trouble():
         _say(trouble)
@@ -184,10 +187,12 @@ def _install(options: argparse.Namespace) -> int:
 
 
 def _change(table: bytes, new: bytes) -> None:
+    """Whoever calls holds the crontab."""
     from orchestrator.nights import crontab, kept
 
     if copy := crontab.copied(table, kept.home()):
         _say(f"your crontab as it was: {copy}")
+    crontab.unchanged(table, kept.home())
     crontab.write(new, kept.home())
 
 
@@ -240,17 +245,23 @@ def _installed() -> list[str]:
 def _remove(options: argparse.Namespace) -> int:
     from orchestrator.nights import crontab, kept
 
+    name = options.name
     try:
-        table = crontab.read(kept.home())
-    except PreflightError:  # no crontab here: then it was only printed
-        table = b""
-    new = crontab.without_block(table, options.name)
-    if new != table:
-        _change(table, new)
-    if not kept.forget(options.name) and new == table:
+        with crontab.held():
+            table = crontab.read(kept.home())
+            new = crontab.without_block(table, name)
+            if new != table:
+                _change(table, new)
+    except crontab.NoCron:
+        kept.load(name)
+        _say(f"there is no cron here: take the timer or entry of {name} that was printed out by hand")
+        _say(f"  then delete what that refers to: {shlex.quote(str(kept.path_of(name)))}")
+        return 0
+    if not kept.forget(name) and new == table:
         known = ", ".join(kept.every()) or "there is none"
-        raise UsageError(f"there is no nightly {options.name}", known, "profrun nightly list")
-    _say(f"{options.name} is no longer run; its reports stay")
+        raise UsageError(f"there is no nightly {name}", known, "profrun nightly list")
+    by_hand = "; it was not in your crontab: take a timer or entry that was printed out by hand" if new == table else ""
+    _say(f"{name} is no longer run{by_hand}; its reports stay")
     return 0
 
 

@@ -59,8 +59,8 @@ def main() -> None:
     for name, of_slurm in (("RANK", "SLURM_PROCID"), ("LOCAL_RANK", "SLURM_LOCALID"), ("WORLD_SIZE", "SLURM_NTASKS")):
         os.environ.setdefault(name, os.environ.get(of_slurm, ""))
     local_rank, gpus = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-    on_gpus = gpus >= int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
-    device = torch.device("cuda", local_rank) if on_gpus else torch.device("cpu")
+    on_gpus = gpus > 0  # a task may see its own GPU alone, as the only one
+    device = torch.device("cuda", local_rank % gpus) if on_gpus else torch.device("cpu")
     distributed.init_process_group("nccl" if on_gpus else "gloo")
     rank = distributed.get_rank()
     if rank == 0:

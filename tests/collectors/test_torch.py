@@ -62,7 +62,7 @@ def test_on_the_cpu_alone_it_shares_a_pass_with_nsys() -> None:
 # ---------------------------------------------------------------- what was left
 
 
-def parsed(folder: Path, *facts: dict[str, Any]) -> Parsed:
+def parsed(folder: Path, *facts: dict[str, Any], rank: int | None = None) -> Parsed:
     home = folder / "raw" / "p2-torch"
     home.mkdir(parents=True, exist_ok=True)
     artifacts = []
@@ -70,7 +70,7 @@ def parsed(folder: Path, *facts: dict[str, Any]) -> Parsed:
         path = home / f"{number}.facts.json"
         path.write_text(json.dumps(one))
         artifacts.append(Artifact("facts", str(path.relative_to(folder)), "json", 1, "", 0))
-    capture = Capture("p2-torch", "p2", "torch", "ok", artifacts=tuple(artifacts), root=folder)
+    capture = Capture("p2-torch", "p2", "torch", "ok", rank=rank, artifacts=tuple(artifacts), root=folder)
     return Torch.model_validate({"use": "torch"}).parse(capture)
 
 
@@ -111,6 +111,18 @@ def test_a_trace_whose_end_is_missing_is_no_whole_one(tmp_path: Path) -> None:
         found = parsed(folder, {"recorded": True, "by_steps": True, "pid": 1, "bytes": len(text)})
         assert found.status == status
     assert found.reason == "truncated: the end of the trace is missing"
+
+
+@pytest.mark.parametrize(("rank", "reason"), [(1, None), (None, "no trace of rank 0")])
+def test_of_a_task_that_is_one_rank_no_other_trace_is_missing(
+    tmp_path: Path, rank: int | None, reason: str | None
+) -> None:
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
+    trace = tmp_path / "raw" / "p2-torch" / "traces" / "0.trace.json"
+    trace.parent.mkdir(parents=True)
+    trace.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [event]}))
+    facts = {"recorded": True, "by_steps": True, "pid": 1, "rank": 1, "ranks_here": [0, 2]}
+    assert parsed(tmp_path, facts, rank=rank).reason == reason
 
 
 def test_damaged_facts_are_named(tmp_path: Path) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pandas
 import pytest
-from two_runs import FILE, Job, make
+from two_runs import FILE, PID, Job, make, with_table
 
 from orchestrator.compare import compare
-from orchestrator.comparing import gate
+from orchestrator.comparing import blame, gate, sides
 from orchestrator.comparing.words import SURE, Change, Comparison, What
-from orchestrator.model import Evidence, Finding, Metric
+from orchestrator.model import Evidence, Exit, Finding, Metric
 from orchestrator.report import Report
+from orchestrator.tables import Table
 
 LONG = Job(steps=800)
 """Of 8 s: enough samples for shares of a fifth."""
@@ -195,6 +198,54 @@ def test_operators_and_system_calls_that_grew_are_told(tmp_path: Path) -> None:
     assert not [one for one in found.told("syscall") if one.name == "futex" and one.verdict in SURE]
 
 
+def test_what_other_threads_wait_is_not_why_a_step_is_slower(tmp_path: Path) -> None:
+    waits = Job(
+        calls={"write": (1.0, 100.0)}, calls_elsewhere={"clock_nanosleep": (1.0, 9900.0), "accept": (1.0, 50.0)}
+    )
+    slow = replace(
+        waits.with_ms(train_step=10.0), calls={"write": (1.0, 5000.0)},
+        calls_elsewhere={"clock_nanosleep": (1.0, 14900.0), "accept": (3.0, 5000.0)},
+    )  # fmt: skip
+    found = compare(make(tmp_path / "a", waits, 1), make(tmp_path / "b", slow, 2))
+    assert [one.change.name for one in found.attribution if one.change.what == "syscall"] == ["write"]
+    assert change(found, "syscall", "accept").verdict == "more"
+    assert "clock_nanosleep" not in {one.name for one in found.told("syscall")}
+
+
+def test_where_threads_are_unknown_only_numbers_of_calls_are_compared() -> None:
+    calls = pandas.DataFrame({"thread": pandas.array([None, None], "Int64")})
+    steps = pandas.DataFrame({"pid": [7], "tid": [7]})
+    assert not sides._is_of_the_step(calls, steps).any()
+    assert not sides._is_of_the_step(calls.assign(thread=7), None).any()
+    assert sides._is_of_the_step(calls.assign(thread=[7, 8]), steps).tolist() == [True, False]
+
+
+def test_ranges_of_workers_are_no_part_of_the_step(tmp_path: Path) -> None:
+    report = make(tmp_path / "a", Job(runs=1, steps=10), 1)
+    columns: dict[str, list[Any]] = {
+        "pid": [PID] * 10 + [PID + 1] * 40,
+        "name": ["load"] * 50,
+        "duration_ns": [1000] * 10 + [9000] * 40,
+    }
+    ranges = Table("ranges", {**columns, "start_ns": list(range(50))}).with_capture("p01-timing")
+    assert sides.View(with_table(report, ranges)).of_ranges() == {"load": [1000.0]}
+
+
+def test_a_bare_run_that_failed_times_nothing(tmp_path: Path) -> None:
+    report = make(tmp_path / "a", Job(runs=3), 1)
+    first, second, *rest = report.passes
+    assert second.run is not None
+    broken = replace(second, run=replace(second.run, exit=Exit(1)))
+    assert sides.View(replace(report, passes=(first, broken, *rest))).bare == ["p01", "p03"]
+
+
+def test_a_renamed_kernel_is_no_cause() -> None:
+    step = Change("metric", "step_s", 1.0, 1.2, "s", "slower", 1.2, share_of_step_pct=20.0)
+    again = Change("kernel", "gemm", 0.5, 0.6, "s", "renamed", share_of_step_pct=10.0, now_called="gemm_2")
+    assert blame.attribution(step, [again], lambda _: ()) == ()
+    assert blame.attribution(step, [replace(again, verdict="slower")], lambda _: ()) != ()
+
+
 # ---------------------------------------------------------------- findings and figures
 
 
@@ -211,6 +262,17 @@ def test_findings_are_new_gone_and_louder(tmp_path: Path) -> None:
     b = make(tmp_path / "b", Job(findings=(finding(28), finding(15, function="fsync_each"))), 2)
     told = {one.where["function"]: one.verdict for one in compare(a, b).told("finding")}
     assert told == {"tokenize": "more", "log": "gone", "fsync_each": "new", "near": "unsure"}
+
+
+def test_what_no_tool_could_have_found_is_neither_new_nor_gone(tmp_path: Path) -> None:
+    seen = replace(finding(20), sources=("p06-py-spy",))
+    a = make(tmp_path / "a", Job(findings=(seen,)), 1)
+    blind = make(tmp_path / "b", Job(status="tool_failed"), 2)
+    for one, other, side in ((a, blind, "B"), (blind, a, "A")):
+        (told,) = compare(one, other).told("finding")
+        assert (told.verdict, told.evidence) == ("unsure", f"py-spy gave nothing in {side}")
+    (gone,) = compare(a, make(tmp_path / "c", Job(), 3)).told("finding")
+    assert gone.verdict == "gone"
 
 
 def test_a_rate_that_falls_is_slower(tmp_path: Path) -> None:

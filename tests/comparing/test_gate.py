@@ -11,8 +11,10 @@ from orchestrator.errors import UsageError
 SIDE = Side("x", "x", "/x", "2026-09-21T10:13:20Z")
 
 
-def step(ratio: float, low: float, high: float, verdict: Verdict, name: str = "step_s") -> Comparison:
-    change = Change("metric", name, 1.0, ratio, "s", verdict, ratio, low, high, high, evidence="5 and 5 runs")
+def step(
+    ratio: float, low: float, high: float, verdict: Verdict, name: str = "step_s", unit: str | None = "s"
+) -> Comparison:
+    change = Change("metric", name, 1.0, ratio, unit, verdict, ratio, low, high, high, evidence="5 and 5 runs")
     return Comparison(SIDE, SIDE, "", step=change, changes=(change,))
 
 
@@ -20,7 +22,8 @@ def step(ratio: float, low: float, high: float, verdict: Verdict, name: str = "s
     ("ratio", "low", "high", "verdict", "result"),
     [
         (1.06, 1.04, 1.08, "slower", "failed"),
-        (1.02, 1.01, 1.05, "slower", "passed"),  # slower for sure, and by less than the gate
+        (1.02, 1.01, 1.05, "slower", "unjudged"),  # slower for sure, and perhaps by more than the gate
+        (1.02, 1.01, 1.029, "slower", "passed"),
         (1.00, 0.98, 1.02, "same", "passed"),
         (1.01, 0.99, 1.029, "unsure", "passed"),  # whatever it is, it is within the gate
         (1.01, 0.95, 1.07, "unsure", "unjudged"),
@@ -44,12 +47,29 @@ def test_of_several_figures_the_worst_counts() -> None:
 
 
 def test_higher_is_better_where_that_is_said() -> None:
-    known = step(0.9, 0.88, 0.92, "faster", "accuracy")
-    as_time = gate.gated(known, 3.0, [gate.Wanted.of("accuracy")]).gate
+    known = step(0.9, 0.88, 0.92, "less", "accuracy", None)
+    as_time = gate.gated(known, 3.0, [gate.Wanted.of("accuracy=lower")]).gate
     as_rate = gate.gated(known, 3.0, [gate.Wanted.of("accuracy=higher")]).gate
     assert as_time is not None and as_time.result == "passed"
     assert as_rate is not None and as_rate.result == "failed"
     assert "the limit is -3 %" in as_rate.judged[0].reason
+
+
+@pytest.mark.parametrize("unit", [None, "tokens", "%"])
+def test_without_a_word_nobody_guesses_which_is_better(unit: str | None) -> None:
+    known = step(0.7, 0.69, 0.71, "less", "tokens_per_sec", unit)
+    with pytest.raises(UsageError, match="is higher better, or lower") as caught:
+        gate.gated(known, 3.0, [gate.Wanted.of("tokens_per_sec")])
+    assert "--metric tokens_per_sec=higher" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "result"),
+    [("tokens_per_sec", "tok/s", "failed"), ("tokens_per_s", None, "failed"), ("max_rss_bytes", "bytes", "passed")],
+)
+def test_units_tell_which_is_better(name: str, unit: str | None, result: str) -> None:
+    judged = gate.gated(step(0.7, 0.69, 0.71, "less", name, unit), 3.0, [gate.Wanted.of(name)]).gate
+    assert judged is not None and judged.result == result
 
 
 def test_what_nothing_is_known_of_can_not_pass() -> None:

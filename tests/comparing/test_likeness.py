@@ -87,6 +87,20 @@ def test_a_program_that_failed_did_other_work(tmp_path: Path) -> None:
     assert (one.fact, one.a, one.b, one.severity) == ("how the program ended", "exit 0", "exit 1", "refuse")
 
 
+def test_programs_that_failed_alike_are_no_measure(tmp_path: Path) -> None:
+    failed = Job(steps=30, exit_code=1)
+    found = beside(tmp_path, failed, failed)
+    assert (only(found).severity, only(found).a, only(found).b) == ("refuse", "exit 1", "exit 1")
+    assert found.refused and found.step is None
+
+
+def test_an_exit_status_that_the_plan_calls_success_is_no_failure(tmp_path: Path) -> None:
+    plan = PLAN.replace("inject: true", "inject: true, ok_exit_codes: [0, 3]")
+    fine = Job(steps=30, exit_code=3, plan=plan)
+    found = beside(tmp_path, fine, fine)
+    assert found.unlike == () and found.step is not None
+
+
 @pytest.mark.parametrize(
     ("change", "fact"),
     [

@@ -9,7 +9,7 @@ from typing import Any
 from sample_report import build
 
 from orchestrator.diagnose.job import failed_rank, missing_ranks
-from orchestrator.model import Capture, Exit, PassRecord, RankSeen, TargetRun
+from orchestrator.model import Capture, Exit, PassRecord, RankSeen, TargetRun, Task
 from orchestrator.report import Report
 
 
@@ -35,6 +35,14 @@ def test_missing_ranks_are_named(tmp_path: Path) -> None:
     assert found.title == "Rank 1, 3 of 4 on this host was never seen"
     assert [(one.value, one.unit) for one in found.evidence] == [(4, "ranks"), (2, "ranks")]
     assert (found.severity, found.confidence, found.sources) == ("major", "high", ("p01-timing",))
+
+
+def test_of_tasks_on_several_hosts_nothing_is_told_here(tmp_path: Path) -> None:
+    """That is told once, by diagnose/ranks.py."""
+    few = report(tmp_path, rank(0, Exit(1)))
+    of_tasks = replace(few, passes=tuple(replace(one, tasks=(Task(0),)) for one in few.passes))
+    assert [*missing_ranks(few), *failed_rank(few)]
+    assert [*missing_ranks(of_tasks), *failed_rank(of_tasks)] == []
 
 
 def test_the_first_rank_to_fail_is_the_one_to_look_at(tmp_path: Path) -> None:

@@ -150,6 +150,12 @@ def test_two_traces_of_a_rank_and_two_captures(tmp_path: Path, said: list[str]) 
     assert said[0] == "b.json is left out: HTA takes one trace a rank, and there is one of rank 0"
 
 
+def test_hta_gets_all_ranks_of_a_job_of_tasks_in_one_folder(tmp_path: Path, said: list[str]) -> None:
+    tasks = tuple(traced(tmp_path, {"a.json": str(rank)}, f"p01-torch@n{rank}.r{rank}") for rank in range(2))
+    files = export(replace(sample_report.bare(tmp_path), captures=tasks), "hta", tmp_path / "out", said)
+    assert sorted(files) == ["rank-0.trace.json.gz", "rank-1.trace.json.gz"]
+
+
 # ---------------------------------------------------------------- Prometheus
 
 

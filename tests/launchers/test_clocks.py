@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import until
 
-from orchestrator.launchers.clocks import GONE, Line, Reading, between
+from orchestrator.launchers.clocks import GONE, Line, Reading, addresses, between
 from orchestrator.model import Task
 from orchestrator.standalone import hub
 from orchestrator.tables import Table
@@ -88,6 +90,39 @@ def test_nobody_gets_in_without_the_token(meeting: Meeting) -> None:
 
 def test_an_address_that_does_not_answer_is_passed_over(meeting: Meeting) -> None:
     assert Line.to(("no-such-host.invalid", *HERE), meeting.port, meeting.token, "p01") is not None
+
+
+def test_only_on_the_leaders_host_the_hub_is_looked_for_there() -> None:
+    assert addresses({"hostname": socket.gethostname(), "addresses": ["a"]}) == ["a", "127.0.0.1"]
+    assert addresses({"hostname": "another", "addresses": ["a"]}) == ["a"]
+
+
+def test_without_descriptors_nobody_is_let_in_and_those_inside_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = hub.Hub()
+    monkeypatch.setattr(hub, "PAUSE_S", 0.0)
+    with socket.create_connection(("127.0.0.1", place.port)) as knocking:
+        listening, place._listening = place._listening, Full(place._listening)  # type: ignore[assignment]
+        place.serve(60)
+        assert place._open_at is not None, "the listener is set aside"
+        place._listening = listening
+        place.serve(60)
+        knocking.sendall(f"{place.token} room\nt\n".encode())
+        place.serve(60)
+        assert knocking.recv(100).startswith(b"t ")
+    place.close()
+
+
+class Full:
+    """A listener of a process that has no descriptor left."""
+
+    def __init__(self, real: socket.socket) -> None:
+        self._real = real
+
+    def fileno(self) -> int:
+        return self._real.fileno()
+
+    def accept(self) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
 
 
 def test_the_end_of_the_hub_is_heard_once(meeting: Meeting) -> None:

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from orchestrator.launchers.parted import hosts, parted
+from orchestrator.launchers.parted import hosts, names_hosts, parted
 from orchestrator.launchers.seat import is_one_rank, meeting, seat_of
 
 COMMANDS = (
@@ -15,6 +15,7 @@ COMMANDS = (
     ("srun -ln 4 -u --mem 3G --exclusive ./a", "slurm", "./a"),
     ("srun -K1 --kill-on-bad-exit=0 --label --cpu-bind=none a b", "slurm", "a b"),
     ("srun --ntasks-per-n 2 a", "slurm", "a"),
+    ("mpirun --cpus-per-rank 4 a", "mpi", "a"),
     ("env A=1 nice -n 3 srun -p gpu a", "slurm", "a"),
     ("/usr/bin/srun a", "slurm", "a"),
     ("mpirun -np 2 -x A --mca btl tcp,self --oversubscribe python x.py", "mpi", "python x.py"),
@@ -44,6 +45,30 @@ def test_several_programs_in_one_job_are_refused_with_a_way_out(line: str) -> No
     assert found is not None
     assert found.refusal is not None
     assert "one of them at a time" in found.refusal[1]
+
+
+@pytest.mark.parametrize("line", ["srun --container-image IMG python t.py", "srun --container-image=IMG python t.py"])
+def test_tasks_in_containers_are_refused_with_a_way_out(line: str) -> None:
+    found = parted(shlex.split(line))
+    assert found is not None and found.refusal is not None
+    assert found.command == ("python", "t.py") and "start it inside" in found.refusal[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "env", "elsewhere"),
+    [
+        ("mpirun -n 2 a", {}, False),
+        ("mpirun --host n1,n2 a", {}, True),
+        ("mpirun -hostfile f a", {}, True),
+        ("mpirun a -H n1", {}, False),
+        ("mpirun a", {"PBS_NODEFILE": "/f"}, True),
+    ],
+)
+def test_mpirun_leaves_this_host_only_where_it_was_given_others(
+    line: str, env: dict[str, str], elsewhere: bool
+) -> None:
+    found = parted(shlex.split(line))
+    assert found is not None and names_hosts(found, env) is elsewhere
 
 
 @pytest.mark.parametrize(

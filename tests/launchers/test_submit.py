@@ -8,7 +8,7 @@ import pytest
 from cli import environment, profrun, write_plan
 
 from orchestrator.errors import UsageError
-from orchestrator.launchers.submit import options_of
+from orchestrator.launchers.submit import _warned_s, options_of
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,17 @@ def test_options_of_sbatch(text: str, found: dict[str, str | bool]) -> None:
 def test_what_can_not_be_used_is_said(text: str) -> None:
     with pytest.raises(UsageError):
         options_of(text)
+
+
+@pytest.mark.parametrize(
+    ("limit", "warned_s"),
+    [
+        (None, 120), ("60", 120), ("2", 30), ("2:00", 30), ("1:00:00", 120), ("0:01:00", 15), ("1-0", 120),
+        ("0-0:2", 30), ("0", 120), ("UNLIMITED", 120),
+    ],
+)  # fmt: skip
+def test_a_short_job_is_not_told_to_end_before_it_has_begun(limit: str | None, warned_s: int) -> None:
+    assert _warned_s(limit) == warned_s
 
 
 def test_without_slurm_the_way_out_is_named(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from waiting import LIMIT_S, until
 
 from orchestrator import tables
 from orchestrator.launchers import task
+from orchestrator.launchers.parted import parted
+from orchestrator.launchers.tasks import Hub, Lead
 from orchestrator.report import load, pass_from
 
 SRUN = f"""#!{sys.executable}
@@ -146,6 +148,23 @@ def test_a_task_that_leaves_nothing_is_named(world: Path) -> None:
     assert "was killed, or lost" in tasks(result)[1]["missing"]
     first, second = result.summary["captures"]
     assert (first["status"], second["status"], second["id"]) == ("ok", "target_failed", "p01-timing@n2.r1")
+
+
+def test_a_task_that_ends_at_once_was_there(world: Path) -> None:
+    plan = write_plan(world, ONCE, **QUICK)
+    result = profrun(plan, "--", "srun", "-n", "2", "--", "true", cwd=world, env=variables(world))
+    assert result.code == 0
+    assert [one["rank"] for one in result.summary["passes"][-1]["run"]["ranks"]] == [0, 1]
+
+
+def test_before_any_task_is_there_a_wish_to_end_is_for_the_launcher(tmp_path: Path) -> None:
+    job = parted(("srun", "true"))
+    assert job is not None
+    lead = Lead(job, tmp_path, hub=Hub(tmp_path))
+    try:
+        assert lead._ask(tmp_path / "p01.tasks", signal.SIGINT, []) is False
+    finally:
+        lead.leave()
 
 
 def test_a_launcher_that_starts_nothing_is_quoted(world: Path) -> None:

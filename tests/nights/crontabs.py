@@ -15,8 +15,10 @@ PROGRAM = """#!/bin/sh
 case "$1" in
   -l) [ -e {table} ] || {{ echo "no crontab for ada" >&2; exit 1; }}; exec cat {table} ;;
   -r) exec rm {table} ;;
-  *) tail -c 1 "$1" | grep -q . && {{ echo "missing newline before EOF, can't install." >&2; exit 1; }}
-     exec cp "$1" {table} ;;
+  -) cat > {table}.new
+     tail -c 1 {table}.new | grep -q . && {{ echo "missing newline before EOF, can't install." >&2; exit 1; }}
+     exec mv {table}.new {table} ;;
+  *) echo "crontab: usage error" >&2; exit 1 ;;
 esac
 """
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import LIMIT_S
 
-from orchestrator.errors import UsageError
+from orchestrator.errors import PreflightError, UsageError
 from orchestrator.nights import crontab
+from tests.nights.crontabs import Crontab
 
 OTHERS = b"MAILTO=ada\n# \xe9 in Latin-1, and a tab\t\n5 4 * * * echo 10\\% done\n"
 BLOCK = crontab.block("train", "every night", "30 2 * * * true")
@@ -56,6 +61,46 @@ def test_marks_that_somebody_has_changed_are_not_guessed_at(damaged: bytes) -> N
 
 def test_a_name_that_begins_like_another_is_another() -> None:
     assert crontab.without_block(BLOCK.replace(b"train", b"train-2"), "train") == BLOCK.replace(b"train", b"train-2")
+
+
+@pytest.fixture
+def cron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Crontab:
+    made = Crontab(tmp_path / "cron")
+    monkeypatch.setenv("PATH", made.env["PATH"])
+    monkeypatch.setenv("PROFRUN_STATE", str(made.state))
+    return made
+
+
+def test_a_long_place_is_no_trouble_and_nothing_is_left_there(cron: Crontab, tmp_path: Path) -> None:
+    """Vixie's crontab(1) cuts a file's name after 99 bytes."""
+    place = tmp_path / ("50% of it " * 12)
+    crontab.write(OTHERS, place)
+    assert cron.table.read_bytes() == OTHERS == crontab.read(place)
+    assert list(place.iterdir()) == []
+
+
+def test_two_at_once_each_put_their_block_in(cron: Crontab, tmp_path: Path) -> None:
+    def put(name: str) -> None:
+        with crontab.held():
+            table = crontab.read(tmp_path)
+            crontab.unchanged(table, tmp_path)
+            crontab.write(crontab.with_block(table, name, BLOCK.replace(b"train", name.encode())), tmp_path)
+
+    names = ["one", "two", "three"]
+    threads = [threading.Thread(target=put, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert sorted(crontab.names(crontab.read(tmp_path))) == sorted(names)
+
+
+def test_what_somebody_else_has_written_meanwhile_is_not_lost(cron: Crontab, tmp_path: Path) -> None:
+    table = crontab.read(tmp_path)
+    cron.table.write_bytes(OTHERS)
+    with pytest.raises(PreflightError, match="somebody else changes your crontab"):
+        crontab.unchanged(table, tmp_path)
+    crontab.unchanged(OTHERS, tmp_path)
 
 
 def test_percent_signs_are_escaped_and_line_breaks_refused() -> None:

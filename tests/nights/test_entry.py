@@ -150,6 +150,25 @@ def test_no_cron_and_no_right_to_it_are_one_clear_message(cron: Crontab, monkeyp
     assert "the program `crontab` is not on PATH" in done.stderr and "install cron" in done.stderr
 
 
+def test_only_where_there_is_no_cron_nothing_is_taken_out(cron: Crontab, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert install(cron).code == 0
+    file = cron.state / "nightly/train.json"
+    cron.answers("crontab: disk on fire", 1)
+    done = nightly(cron, "remove", "train")
+    assert done.code == 3 and "disk on fire" in done.stderr and file.exists()
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = nightly(cron, "remove", "train")
+    assert done.code == 0 and "by hand" in done.stderr and str(file) in done.stderr
+    assert file.exists()
+    assert nightly(cron, "remove", "other").code == 2
+
+
+def test_a_wait_for_ever_has_no_end(cron: Crontab) -> None:
+    done = nightly(cron, "print", "x", "--at", "02:30", "--wait=inf", "--slurm", "", "--", "sleep", "0")
+    assert done.code == 0, done.stderr
+    assert "--time=" not in done.stdout and kept.load("x").end_after_s is None
+
+
 def test_the_list_says_what_is_installed_and_how_it_went(cron: Crontab) -> None:
     assert "there is no nightly" in nightly(cron, "list").stderr
     install(cron)

@@ -125,6 +125,15 @@ def test_a_drift_that_every_night_hides_is_seen_from_the_first_nights() -> None:
     assert {one.verdict for one in said[first + 5 :]} == {"regressed"}
 
 
+@pytest.mark.parametrize("count", range(1, room.NEEDED + room.RECENT - 1))
+def test_too_few_nights_tell_of_no_drift(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def looked_at(*_: object) -> None:
+        raise AssertionError("the first nights and the newest are the same ones")
+
+    monkeypatch.setattr(room, "_level", looked_at)
+    assert room._drift(calm(count), 1.0) is None
+
+
 def test_a_drift_that_was_mended_is_over_at_once() -> None:
     rng = random.Random(11)
     nights, _ = after(calm(20), *((1 + 0.0015 * n) * (1 + rng.gauss(0, 0.004)) for n in range(60)))

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from orchestrator import folder, history, journal, nightly, runner
-from orchestrator.errors import BusyError, PreflightError, UsageError
+from orchestrator.errors import BusyError, HistoryError, PreflightError, UsageError
+from orchestrator.historic import store
 from orchestrator.locks import Locks
 from orchestrator.model import Finding, Metric, Outcome, StepRecord
 from orchestrator.nights import kept, note
@@ -22,6 +23,7 @@ from orchestrator.plan import Plan
 from orchestrator.planfile.plans import dump
 from orchestrator.render.console import Console
 from orchestrator.report import Report, RunInfo, summary
+from orchestrator.units import Times
 
 PLAN = "version: 1\ncollectors: [{use: timing, warmup: 0, repeats: 1}]\n"
 
@@ -91,6 +93,13 @@ def test_the_plan_is_run_under_its_name_within_its_budget_on_a_quiet_machine(nig
     waits = {step.use: (step.model_dump()["wait"], step.on_fail) for step in request.plan.environment}
     assert waits == {"cpu_idle": ("10m", "warn"), "gpu_idle": ("10m", "ignore")}
     assert nightly.ends_after_s(request.plan, 900.0) == 900 + 2 * 600 + nightly.REPORT_S
+
+
+def test_a_budget_that_was_asked_for_outranks_the_plan_s(nights: Nights) -> None:
+    (nights.place / "plan.yaml").write_text(PLAN + "budget: 3x\n")
+    assert nightly.plan_of(nights.nightly).budget == Times(3)
+    asked = replace(nights.nightly, budget_s=900.0, budget_given=True)
+    assert nightly.plan_of(asked).budget == 900.0
 
 
 def test_a_plan_that_only_looks_waits_at_night(nights: Nights) -> None:
@@ -259,6 +268,66 @@ def test_a_fault_in_the_comparison_costs_nothing_else(nights: Nights, monkeypatc
     monkeypatch.setattr("orchestrator.compare.compare", fails)
     assert nights.night(0.12).judgement.verdict == "suspect"
     assert "a fault of profrun" in nights.troubles[0]
+
+
+def test_a_night_in_another_state_of_the_machine_is_not_judged(nights: Nights) -> None:
+    def governed(governor: str) -> Callable[[Report], Report]:
+        return lambda r: replace(r, machine={**r.machine, "cpu": {"model": "a CPU", "governor": governor}})
+
+    nights.change = governed("performance")
+    nights.usual()
+    nights.change = governed("powersave")
+    for _ in range(2):
+        told = nights.night(0.12)
+        assert (told.judgement.verdict, told.exit_code) == ("unjudged", 6)
+        assert "CPU governor: performance -> powersave" in told.judgement.reason
+    nights.change = governed("performance")
+    assert nights.night(0.1).judgement.reason == "as usual"
+
+
+def lost(*_: Any, **__: Any) -> None:
+    raise HistoryError("the history can't be reached", "connection refused")
+
+
+@pytest.mark.parametrize("asked", ["nights", "set_verdict"])
+def test_a_database_that_is_lost_after_the_run_leaves_an_unjudged_night(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    nights.usual()
+    with monkeypatch.context() as patch:
+        patch.setattr(history, asked, lost)
+        told = nights.night(hook=f"cat >'{nights.place}/said'")
+    assert (told.judgement.verdict, told.exit_code) == ("unjudged", 6)
+    assert "connection refused" in told.judgement.reason and told.judgement.reason in text(told)
+    assert json.loads((nights.place / "said").read_text())["verdict"] == "unjudged"
+    assert kept.newest("train")["state"] == "ended"
+
+
+def test_a_fault_of_profrun_ends_the_night_too(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise ValueError("of no use")
+
+    monkeypatch.setattr(nightly, "_findings", fails)
+    with pytest.raises(ValueError, match="of no use"):
+        nights.night()
+    newest = kept.newest("train")
+    assert (newest["state"], newest["exit_code"]) == ("ended", 70) and "of no use" in newest["sentence"]
+
+
+def test_a_lost_database_is_made_anew_with_its_verdicts(nights: Nights) -> None:
+    nights.usual()
+    for _ in range(2):
+        nights.night(0.11)
+    nightly.accept(nights.nightly, None)
+    nights.night(0.12)
+    before = [(night.verdict, night.note) for night in nights.remembered()]
+    assert {verdict for verdict, _ in before} == {"accepted", "suspect"}
+    (nights.reports / store.FILE).unlink()
+    history.rebuild(nights.reports)
+    assert [(night.verdict, night.note) for night in nights.remembered()] == before
+    history.set_verdict(nights.remembered()[-1].run_id, None, where=nights.reports)
+    history.rebuild(nights.reports)
+    assert [(night.verdict, night.note) for night in nights.remembered()] == before
 
 
 def test_the_hook_gets_the_night_on_its_stdin(nights: Nights) -> None:

@@ -16,7 +16,7 @@ DAY_S = 86400.0
 NOW_S = float(calendar.timegm((2026, 11, 30, 12, 0, 0)))
 
 
-def report(parent: Path, days_old: int, name: str = "train", size: int = 1000) -> Path:
+def report(parent: Path, days_old: int, name: str = "train", size: int = 1000, verdict: str = "accepted") -> Path:
     """A report of that age, whose raw files have that size."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(NOW_S - days_old * DAY_S))
     path = parent / f"{name}-{stamp}-abcd"
@@ -29,6 +29,7 @@ def report(parent: Path, days_old: int, name: str = "train", size: int = 1000) -
     (path / "raw/p01-target/stdout.log").write_text("loss=1\n")
     for kept in ("summary.json", "index.html", "tables/steps.parquet", "timeline.perfetto-trace"):
         (path / kept).write_text("kept")
+    (path / "night.json").write_text(json.dumps({"name": name, "remembered": {"verdict": verdict, "note": ""}}))
     return path
 
 
@@ -38,7 +39,7 @@ def files(path: Path) -> set[str]:
 
 KEPT = {
     "raw/run.json", "raw/p01-nsys/command.json", "raw/p01-target/stdout.log", "summary.json", "index.html",
-    "tables/steps.parquet", "timeline.perfetto-trace",
+    "tables/steps.parquet", "timeline.perfetto-trace", "night.json",
 }  # fmt: skip
 RAW = {"raw/p01-nsys/out.nsys-rep", "raw/p01-nsys/deep/more.log"}
 
@@ -60,7 +61,7 @@ def test_what_was_deleted_is_written_down_in_the_report(tmp_path: Path) -> None:
     assert {one["path"]: one["bytes"] for one in entry["deleted"]} == {
         "p01-nsys/out.nsys-rep": 1000, "p01-nsys/deep/more.log": 2 << 20
     }  # fmt: skip
-    assert entry["why"] == "older than 1209600 s"
+    assert entry["why"] == "older than 336 h"
     assert thin(tmp_path, "train", (), 14 * DAY_S, 10**9, NOW_S) == ([], None), "once is enough"
 
 
@@ -78,6 +79,16 @@ def test_flagged_nights_stay_whole_also_when_they_are_too_many(tmp_path: Path) -
     assert done == []
     assert more is not None and "flagged nights stay whole" in more
     assert all(files(night) == KEPT | RAW for night in nights)
+
+
+def test_what_a_night_says_of_itself_counts_too(tmp_path: Path) -> None:
+    flagged, running, by_hand, of_another = (report(tmp_path, days) for days in (30, 29, 28, 27))
+    (flagged / "night.json").write_text('{"name": "train", "remembered": {"verdict": "regressed"}}')
+    (running / "night.json").unlink()
+    (by_hand / "night.json").write_text("no JSON")
+    (of_another / "night.json").write_text('{"name": "other"}')
+    assert thin(tmp_path, "train", (), DAY_S, 0, NOW_S)[0] == []
+    assert all(files(path) >= RAW for path in (flagged, running, by_hand, of_another))
 
 
 def test_for_ever_is_for_ever(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 
 import flame_data
 import pytest
-from two_runs import Job, make
+from two_runs import Job, make, with_table
 
 from orchestrator.compare import compare
 from orchestrator.comparing.words import Comparison, Gate, Gated
 from orchestrator.render import compare_page, flamediff
 from orchestrator.report import Report
+from orchestrator.tables import Table
 
 EVIL = "</script><img src=x onerror=alert(1)>"
 JOB = Job(
@@ -125,6 +126,26 @@ def test_times_are_a_step_of_each_run(a: Report, b: Report) -> None:
     before, after = through(diff, "tokenize (train.py)")
     assert before == pytest.approx(3.0, rel=0.25) and after == pytest.approx(6.0, rel=0.25)
     assert through(diff, "added (train.py)")[0] == 0.0 < through(diff, "added (train.py)")[1]
+
+
+def test_stacks_of_whole_runs_are_a_run_where_one_made_more_steps(tmp_path: Path) -> None:
+    """Start-up is no less of a longer run."""
+
+    def report(name: str, steps: int) -> Report:
+        made = make(tmp_path / name, replace(JOB, steps=steps), 1)
+        (capture,) = (one.id for one in made.captures if one.collector == "py-spy")
+        columns: dict[str, list[Any]] = {
+            "pid": [100],
+            "thread": ["MainThread"],
+            "kind": ["cpu"],
+            "stack": ["load (a.py:1)"],
+        }
+        return with_table(made, Table("stacks", {**columns, "weight_ns": [10**9]}).with_capture(capture))
+
+    a, b = report("a", 40), report("b", 80)
+    of_runs = next(one for one in flamediff.diffs(a, b) if "all time" not in one.label)
+    assert (of_runs.per, of_runs.whole_a_s, of_runs.whole_b_s) == ("run", 1.0, 1.0)
+    assert next(one for one in flamediff.diffs(a, a) if "all time" not in one.label).per == "step"
 
 
 def test_lines_folders_processes_and_addresses_make_no_frame_new(a: Report, tmp_path: Path) -> None:
