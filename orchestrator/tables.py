@@ -942,9 +942,28 @@ def read(path: Path, columns: Sequence[str] | None = None, captures: Sequence[st
     columns, captures: only these, as far as the table has them. Raises OSError, ValueError."""
     import pyarrow.parquet as pq
 
-    known = [name for name in columns if name in pq.read_schema(path).names] if columns is not None else None
-    chosen = [("capture", "in", list(captures))] if captures is not None else None
-    return _frame(pq.read_table(path, columns=known, filters=chosen), path)
+    # without pyarrow's threads: where the limit on memory leaves no room for one, it would wait for it for ever
+    with pq.ParquetFile(path) as file:
+        known = [name for name in columns if name in file.schema_arrow.names] if columns is not None else None
+        if captures is None:
+            return _frame(file.read(known, use_threads=False), path)
+        groups = [n for n in range(file.num_row_groups) if _may_hold(file, n, captures)]
+        table = file.read_row_groups(groups, None if known is None else [*known, "capture"], use_threads=False)
+    table = table.filter(_is_of(table, captures))
+    return _frame(table if known is None else table.select(known), path)
+
+
+def _may_hold(file: Any, group: int, captures: Sequence[str]) -> bool:
+    """Whether a row of one of these captures may be in that row group, as the file's statistics say."""
+    found = file.metadata.row_group(group).column(file.schema_arrow.names.index("capture")).statistics
+    return found is None or not found.has_min_max or any(found.min <= one <= found.max for one in captures)
+
+
+def _is_of(table: pyarrow.Table, captures: Sequence[str]) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.is_in(table["capture"], value_set=pa.array(list(captures), pa.string()))
 
 
 def longest(path: Path, count: int, by: Sequence[str]) -> tuple[pandas.DataFrame, int]:

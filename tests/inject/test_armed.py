@@ -269,6 +269,7 @@ def test_a_process_without_a_socket_is_named(place: Path, tmp_path: Path) -> Non
     assert awake.process.returncode == 1
 
 
+@pytest.mark.flaky(reruns=1)  # once in many runs an interpreter that ends while it is let into aborts (-6)
 def test_a_running_python_lets_our_part_in(tmp_path: Path) -> None:
     """What `sys.remote_exec` does with the script, done by the program itself, as this Python may have no such door."""
     one = Server(tmp_path, {"KINETO_LOG_LEVEL": "6"})
