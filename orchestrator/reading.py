@@ -153,6 +153,8 @@ class Reader:
                     done[number] = worker.result()
                 except (process.Lost, MemoryError) as error:
                     waiting.append((number, group.without(worker.at, _why(error))))
+                except RuntimeError:  # what it has can't be handed over, say: here that needs no handing over
+                    done[number] = self.group(group, aside=True)
         finally:
             for worker in running:
                 worker.kill()

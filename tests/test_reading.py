@@ -187,6 +187,18 @@ def test_where_no_process_can_be_started_this_one_reads(tmp_path: Path, monkeypa
     assert sum(map(len, found.parts["gpu_kernels"])) == 2 * ROWS
 
 
+def test_what_a_copy_can_not_hand_over_is_read_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(told: tuple[str, object], answer: object) -> None:
+        if told[0] == "done":
+            raise TypeError("cannot pickle it")
+        really(told, answer)  # type: ignore[arg-type]
+
+    really = process._hand_over
+    monkeypatch.setattr(process, "_hand_over", refused)
+    found, _ = read(tmp_path, capture("good", 0), capture("good", 1))
+    assert sum(map(len, found.parts["gpu_kernels"])) == 2 * ROWS
+
+
 def test_as_many_copies_as_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     gigabyte = 1 << 30
