@@ -241,10 +241,8 @@ def bare_run(passes: Sequence[PassRecord]) -> Any:
 
 
 def _timing(passes: Sequence[PassRecord]) -> dict[str, Metric]:
-    """The figures of the bare passes: what the program takes when nobody looks. One that ended otherwise than the first
-    did something else: a program that dies early is no fast one."""
-    runs = [(p.id, p.run) for p in passes if p.role == "bare" and p.run and trust.to_its_end(p.run)]
-    runs = [(id_, run) for id_, run in runs if run.ended_by == "window" or run.exit == runs[0][1].exit]
+    """The figures of the bare passes: what the program takes when nobody looks."""
+    runs = trust.alike(passes)
     metrics = {}
     for name, unit in (("wall_s", "s"), ("user_s", "s"), ("sys_s", "s"), ("max_rss_bytes", "bytes")):
         known = [(id_, getattr(run, name)) for id_, run in runs if getattr(run, name) is not None]
@@ -255,10 +253,11 @@ def _timing(passes: Sequence[PassRecord]) -> dict[str, Metric]:
 
 def _from_output(plan: Plan, passes: Sequence[PassRecord], root: Path) -> dict[str, Metric]:
     """The plan's own metrics, read from what the target printed: of the bare passes, or of all when there is none."""
-    chosen = [p for p in passes if p.role == "bare" and p.run] or [p for p in passes if p.run]
+    bare = [id_ for id_, _ in trust.alike(passes)] or [p.id for p in passes if p.run and p.role == "bare"]
+    chosen = bare or [p.id for p in passes if p.run]
     metrics = {}
     for name, wanted in plan.metrics.items():
-        found = {p.id: wanted.value(_output(root, p.id, wanted.pattern)) for p in chosen}
+        found = {id_: wanted.value(_output(root, id_, wanted.pattern)) for id_ in chosen}
         known = {id_: value for id_, value in found.items() if value is not None}
         metrics[name] = stats.describe(list(known.values()), wanted.unit, list(known))
     return metrics

@@ -138,7 +138,7 @@ class Table:
         if task.clock_offset_ns is None or (self.clock != "epoch" and self.name != "runs"):
             return self
         moved = {n: _led(column, task) if n in _MOMENTS else column for n, column in self.columns.items()}
-        error_ns = max(self.clock_error_ns or 0, task.clock_error_ns or 0)
+        error_ns = (self.clock_error_ns or 0) + (task.clock_error_ns or 0)
         return replace(self, columns=moved, clock_error_ns=error_ns if self.clock == "epoch" else None)
 
     def only(self, name: str, wanted: Collection[Any]) -> Table:

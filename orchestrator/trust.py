@@ -22,14 +22,20 @@ STEPS_DISTORTED_FROM = 1.25
 interval leaves to chance; steps of one run agree within this factor once they are steady (`steps.STEADY_WITHIN`)."""
 
 
-def bare_walls(passes: Iterable[PassRecord]) -> list[float]:
-    """Wall times of the bare passes that ran to their end (or to the window's); warm-ups left out where there are
-    others."""
+def bare_walls(passes: Sequence[PassRecord]) -> list[float]:
+    """Wall times of the bare passes; of the warm-ups where there are no others."""
     for role in ("bare", "warmup"):
-        walls = [p.run.wall_s for p in passes if p.role == role and p.run and to_its_end(p.run)]
+        walls = [run.wall_s for _, run in alike(passes, role)]
         if walls:
             return walls
     return []
+
+
+def alike(passes: Iterable[PassRecord], role: str = "bare") -> list[tuple[str, TargetRun]]:
+    """(pass, run) of those that ran to their end (or to the window's) as the first of them did. One that ended otherwise
+    did something else: a program that dies early is no fast one."""
+    runs = [(p.id, p.run) for p in passes if p.role == role and p.run and to_its_end(p.run)]
+    return [(id_, run) for id_, run in runs if run.ended_by == "window" or run.exit == runs[0][1].exit]
 
 
 def to_its_end(run: TargetRun) -> bool:
@@ -44,8 +50,8 @@ def compared(passes: Sequence[PassRecord], usual_step_s: Mapping[str, float | No
     done = []
     for record in passes:
         if record.role == "profiled" and record.run:
-            alike = [p for p in passes if p.collectors == record.collectors and p.role == "profiled" and p.run]
-            record = _stepped(_slowed(record, alike, walls), alike, known, steps)
+            same = [p for p in passes if p.collectors == record.collectors and p.role == "profiled" and p.run]
+            record = _stepped(_slowed(record, same, walls), same, known, steps)
         done.append(record)
     return done
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator import normalise
+from orchestrator import normalise, trust
 from orchestrator.model import Exit, PassRecord, TargetRun
 
 
@@ -13,6 +13,7 @@ def bare(number: int, wall_s: float, exit_: Exit, ended_by: str = "itself") -> P
 
 def test_a_program_that_dies_early_is_no_fast_one() -> None:
     passes = [bare(1, 10.0, Exit(0)), bare(2, 2.0, Exit(signal=9)), bare(3, 12.0, Exit(0))]
+    assert trust.bare_walls(passes) == [10.0, 12.0], "nor is a pass with a tool beside it a slow one"
     assert (normalise._timing(passes)["wall_s"].value, normalise._timing(passes)["wall_s"].n) == (11.0, 2)
 
 

@@ -188,7 +188,7 @@ def _busy(report: Report) -> tuple[str, float] | None:
 
 def _environment(a: Report, b: Report) -> Iterator[Unlike]:
     """What the environment steps brought about: clocks, affinity, seeds. One that was not in force is another state."""
-    here, there = _states(a.environment), _states(b.environment)
+    here, there = states(a.environment), states(b.environment)
     for name in dict.fromkeys((*here, *there)):
         if here.get(name) != there.get(name):
             one, other = here.get(name, _NOT_SET), there.get(name, _NOT_SET)
@@ -203,17 +203,18 @@ _WAITS = ("cpu_idle", "gpu_idle", "quiet_services", "wait_cool", "shell", "env",
 force tells."""
 
 
-def _states(records: Iterable[StepRecord]) -> dict[str, str]:
-    states: dict[str, str] = {}
+def states(records: Iterable[StepRecord]) -> dict[str, str]:
+    """What each environment step has brought about, by its part where it has any: the value, or why not."""
+    found: dict[str, str] = {}
     for record in records:
         name = f"environment {record.use}"
         if record.use in _WAITS or record.status not in IN_FORCE or not record.parts:
-            states[name] = "in force" if record.status in IN_FORCE else record.status
+            found[name] = "in force" if record.status in IN_FORCE else record.status
             continue
         for part in record.parts:
             value = part.verified or part.wanted
-            states[f"{name}: {part.name}"] = f"{value}" if part.status in IN_FORCE else f"{value} ({part.status})"
-    return states
+            found[f"{name}: {part.name}"] = f"{value}" if part.status in IN_FORCE else f"{value} ({part.status})"
+    return found
 
 
 _CLOCKS = (

@@ -8,11 +8,14 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.comparing.likeness import states
 from orchestrator.errors import ProfrunError, ReportError
+from orchestrator.model import StepRecord
 from orchestrator.report import Report
 
 NONE = "none"
@@ -30,7 +33,12 @@ _GIB = 1 << 30
 def fingerprint(report: Report) -> tuple[str, dict[str, Any]]:
     """(fingerprint, the facts it is made of). Of two runs whose fingerprints are equal no fact is known to differ, and
     the same ones are unknown (None): `unknown` names them."""
-    facts = {**_machine(report.machine), "command": shlex.join(report.run.command), "plan": _plan(report.folder)}
+    facts = {
+        **_machine(report.machine),
+        "environment": _lasting(report.environment),
+        "command": shlex.join(report.run.command),
+        "plan": _plan(report.folder),
+    }
     text = json.dumps(facts, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16], facts
 
@@ -48,7 +56,6 @@ def context(report: Report) -> dict[str, str]:
         "host": machine.get("hostname"),
         "system": machine.get("os"),
         "kernel": machine.get("kernel"),
-        "governor": cpu.get("governor"),
         "profrun": report.run.profrun_version,
         "working directory": report.run.cwd,
         **{name: text for name, text in variables.items() if _PACE.fullmatch(name)},
@@ -105,12 +112,30 @@ def _machine(machine: Mapping[str, Any]) -> dict[str, Any]:
         "cpu": cpu.get("model"),
         "cores": cpu.get("logical"),
         "usable cores": cpu.get("usable"),
+        "governor": cpu.get("governor"),
+        "SMT": cpu.get("smt"),
         "memory": None if memory is None else f"{round(memory / _GIB)} GiB",
         "architecture": machine.get("architecture"),
         **_gpus(machine.get("gpus")),
         "python": target.get("python"),
         **_torch(target),
     }
+
+
+_PASSING = ("failed", "drifted")
+"""States of an environment step that may be another's the next time: such a run is of the environment that its plan asks
+for, and a comparison says what was not in force. All other states last: without a right, on a machine that has no such
+thing, every run is like that one."""
+
+
+def _lasting(records: Iterable[StepRecord]) -> dict[str, str]:
+    """What the environment steps bring about here, by step and part."""
+    return {name.removeprefix("environment "): state for name, state in states(map(_as_asked, records)).items()}
+
+
+def _as_asked(record: StepRecord) -> StepRecord:
+    parts = tuple(replace(part, status="applied") if part.status in _PASSING else part for part in record.parts)
+    return replace(record, parts=parts, status="applied" if record.status in _PASSING else record.status)
 
 
 def _gpus(gpus: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from orchestrator import folder, history, journal, nightly, runner
 from orchestrator.errors import BusyError, HistoryError, PreflightError, UsageError
 from orchestrator.historic import store
 from orchestrator.locks import Locks
-from orchestrator.model import Finding, Metric, Outcome, StepRecord
+from orchestrator.model import Finding, Metric, Outcome, StepRecord, StepStatus
 from orchestrator.nights import kept, note
 from orchestrator.nights.words import Nightly, Told
 from orchestrator.plan import Plan
@@ -270,19 +270,41 @@ def test_a_fault_in_the_comparison_costs_nothing_else(nights: Nights, monkeypatc
     assert "a fault of profrun" in nights.troubles[0]
 
 
-def test_a_night_in_another_state_of_the_machine_is_not_judged(nights: Nights) -> None:
-    def governed(governor: str) -> Callable[[Report], Report]:
-        return lambda r: replace(r, machine={**r.machine, "cpu": {"model": "a CPU", "governor": governor}})
+def governed(governor: str) -> Callable[[Report], Report]:
+    return lambda r: replace(r, machine={**r.machine, "cpu": {"model": "a CPU", "governor": governor}})
 
-    nights.change = governed("performance")
+
+def clocks(status: StepStatus) -> Callable[[Report], Report]:
+    return lambda r: replace(r, environment=(StepRecord("gpu_clocks", status, wanted="1200 MHz"),))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (governed("performance"), governed("powersave"), "governor: performance -> powersave"),
+        (clocks("applied"), clocks("refused"), "environment.gpu_clocks: in force -> refused"),
+    ],
+)
+def test_a_lasting_change_of_the_machine_starts_anew(nights: Nights, before: Any, after: Any, said: str) -> None:
+    nights.change = before
     nights.usual()
-    nights.change = governed("powersave")
-    for _ in range(2):
+    nights.change = after
+    for number in (1, 2):
         told = nights.night(0.12)
-        assert (told.judgement.verdict, told.exit_code) == ("unjudged", 6)
-        assert "CPU governor: performance -> powersave" in told.judgement.reason
-    nights.change = governed("performance")
+        assert (told.judgement.reason, told.exit_code) == (f"unjudged: {number} of 7 nights", 0)
+        assert told.starts_anew == ((said,) if number == 1 else ())
+    nights.change = before
     assert nights.night(0.1).judgement.reason == "as usual"
+
+
+@pytest.mark.parametrize("status", ["failed", "drifted"])
+def test_a_night_in_a_passing_state_of_the_machine_is_not_judged(nights: Nights, status: StepStatus) -> None:
+    nights.change = clocks("applied")
+    nights.usual()
+    nights.change = clocks(status)
+    told = nights.night(0.12)
+    assert (told.judgement.verdict, told.exit_code) == ("unjudged", 6)
+    assert f"environment gpu_clocks: in force -> {status}" in told.judgement.reason
 
 
 def lost(*_: Any, **__: Any) -> None:
