@@ -74,10 +74,21 @@ def ask(run: Run, machine: Machine) -> Preflight:
     held = occupied.holders(run.program, run.collectors(), run.plan.environment, machine)
     members = tuple((member, tuple(_checks(member, machine, run, hurdles, held))) for member in run.collectors())
     steps = tuple((step, tuple(_of_step(step, machine))) for step in run.plan.environment)
+    if run.tasks and run.tasks.leads_from_afar:
+        members = tuple((member, tuple(map(_only_here, checks))) for member, checks in members)
+        steps = tuple((step, tuple(map(_only_here, checks))) for step, checks in steps)
     watched = any(member.use == "monitor" for member in run.collectors())
     about = [_about(hurdle) for hurdle in hurdles if hurdle.far or run.plan.target.inject]
     about += [] if run.pids else [*occupied.about(run.program), *about_ranks(run, machine)]
     return Preflight(members, steps if watched else tuple(_unwatched(steps)), tuple(about))
+
+
+def _only_here(check: Check) -> Check:
+    """Of a host that only leads the job: what is missing here need not be where the tasks run, and they ask there."""
+    if check.verdict not in ("missing", "blocked"):
+        return check
+    said = f"on this host, which only leads the job: {check.message}; each task asks on its own host"
+    return Check(check.subject, "warn", said, check.fix)
 
 
 def _of_step(step: Step, machine: Machine) -> list[Check]:

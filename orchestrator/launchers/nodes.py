@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator import folder, process, registry
 from orchestrator.env_steps.base import Step
 from orchestrator.launchers.node import END, ROOM, STEPS
-from orchestrator.launchers.parted import Parted
+from orchestrator.launchers.parted import Parted, own_host
 from orchestrator.live import tail
 from orchestrator.model import StepRecord
 from orchestrator.report import step_from
@@ -41,11 +41,6 @@ FOR_TASKS = frozenset(
     )
 )
 """What srun reads from its environment for the tasks of the program; with one agent on a node it would not fit."""
-
-
-def own_host() -> str | None:
-    """The node of the allocation that we are on; None outside of it, as on the login node that salloc was called on."""
-    return os.environ.get("SLURMD_NODENAME")
 
 
 def in_allocation() -> bool:

@@ -3,6 +3,7 @@ what each of them is."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,16 @@ class Parted:
     def name(self) -> str:
         """As its user calls it: srun, mpirun ..."""
         return next(launching.name_of((word,)) for word in self.start if launching.name_of((word,)) in STARTERS)
+
+    @property
+    def leads_from_afar(self) -> bool:
+        """Whether this host runs none of the tasks, as the login node that salloc or srun was called on."""
+        return self.kind == "slurm" and own_host() is None
+
+
+def own_host() -> str | None:
+    """The node of the Slurm allocation that we are on; None outside of it."""
+    return os.environ.get("SLURMD_NODENAME")
 
 
 STARTERS: dict[str, Literal["slurm", "mpi"]] = {

@@ -19,7 +19,7 @@ from typing import Any
 from orchestrator import collect, folder, process
 from orchestrator.env_steps.base import Step
 from orchestrator.launchers.clocks import Line, Reading, between
-from orchestrator.launchers.nodes import Nodes, own_host, why_here_alone
+from orchestrator.launchers.nodes import Nodes, why_here_alone
 from orchestrator.launchers.parted import Parted, hosts, names_hosts
 from orchestrator.launchers.task import SCHEMA
 from orchestrator.live import Context, tail
@@ -112,7 +112,7 @@ class Lead:
 
     def steps_here(self, steps: Sequence[Step]) -> Sequence[Step]:
         """Those that are to be applied on the leader's own host: none where that runs no task."""
-        return steps if self.parted.kind == "mpi" or own_host() else ()
+        return () if self.parted.leads_from_afar else steps
 
     def prepare(
         self, steps: Sequence[Step], report: folder.Folder, run_id: str, give_up: Callable[[], bool]

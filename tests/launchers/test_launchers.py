@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from orchestrator import resolve
+from orchestrator import preflight, resolve
 from orchestrator.errors import UsageError
 from orchestrator.launchers.base import Expected
 from orchestrator.launchers.local import Local
@@ -25,6 +25,26 @@ from orchestrator.standalone import start_ranks
 
 def plan(launcher: object) -> Plan:
     return Plan.model_validate({"version": 1, "collectors": [{"use": "timing"}], "launcher": launcher})
+
+
+def test_what_a_login_node_lacks_keeps_no_tool_from_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    asked = {"version": 1, "collectors": [{"use": "strace"}], "tools": {"strace": "/nowhere/strace"}}
+    asked["environment"] = [{"use": "gpu_clocks", "on_fail": "fail"}]
+    machine = Machine(tools=asked["tools"])
+
+    def verdicts(*command: str) -> list[str]:
+        run = resolve.resolve(Plan.model_validate(asked), command)
+        found = preflight.ask(run, machine)
+        return [
+            next((c.verdict for c in checks if c.verdict != "ok"), "ok") for _, checks in found.checks + found.steps
+        ]
+
+    job = ("srun", "-n", "2", "python", "t.py")
+    assert verdicts(*job) == ["warn", "warn"], "each task asks on its own host"
+    assert verdicts(*job[3:]) == ["missing", "missing"]
+    monkeypatch.setenv("SLURMD_NODENAME", "node0")
+    assert verdicts(*job) == ["missing", "missing"], "this host runs tasks, too"
 
 
 # ---------------------------------------------------------------- torchrun
