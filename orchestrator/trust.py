@@ -32,8 +32,8 @@ def bare_walls(passes: Sequence[PassRecord]) -> list[float]:
 
 
 def alike(passes: Iterable[PassRecord], role: str = "bare") -> list[tuple[str, TargetRun]]:
-    """(pass, run) of those that ran to their end (or to the window's) as the first of them did. One that ended otherwise
-    did something else: a program that dies early is no fast one."""
+    """(pass, run) of those that ran to their end (or to the window's) as the first of them did. One that ended
+    otherwise did something else: a program that dies early is no fast one."""
     runs = [(p.id, p.run) for p in passes if p.role == role and p.run and to_its_end(p.run)]
     return [(id_, run) for id_, run in runs if run.ended_by == "window" or run.exit == runs[0][1].exit]
 

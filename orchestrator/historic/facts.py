@@ -50,7 +50,7 @@ def unknown(facts: Mapping[str, Any]) -> list[str]:
 
 def context(report: Report) -> dict[str, str]:
     """What may make a program slower or faster and yet does not keep runs from being compared."""
-    machine, cpu = report.machine, report.machine.get("cpu") or {}
+    machine = report.machine
     variables = machine.get("environment_variables") or {}
     known = {
         "host": machine.get("hostname"),
@@ -123,9 +123,9 @@ def _machine(machine: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _PASSING = ("failed", "drifted")
-"""States of an environment step that may be another's the next time: such a run is of the environment that its plan asks
-for, and a comparison says what was not in force. All other states last: without a right, on a machine that has no such
-thing, every run is like that one."""
+"""States of an environment step that may be others the next time: such a run is of the environment that its plan asks
+for, and a comparison says what was not in force. All other states last: without a right, or on a machine that has no
+such thing, every run is like that one."""
 
 
 def _lasting(records: Iterable[StepRecord]) -> dict[str, str]:

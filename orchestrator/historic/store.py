@@ -462,16 +462,6 @@ def _pieces(words: list[str]) -> Iterator[list[str]]:
 # ---------------------------------------------------------------- reading
 
 
-def names(connection: Connection) -> list[str]:
-    """The names of the runs, that of the newest first."""
-    newest = func.max(RUNS.c.started_at)
-    return [row[0] for row in connection.execute(select(RUNS.c.name).group_by(RUNS.c.name).order_by(newest.desc()))]
-
-
-def count(connection: Connection, name: str) -> int:
-    return connection.execute(select(func.count()).where(RUNS.c.name == name)).scalar() or 0
-
-
 def counts(connection: Connection) -> dict[str, int]:
     """Name -> number of runs, the name with the newest run first."""
     newest = func.max(RUNS.c.started_at)

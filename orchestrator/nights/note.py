@@ -76,7 +76,7 @@ def _section(title: str, lines: list[str] | tuple[str, ...]) -> Iterator[str]:
 
 
 def _next(told: Told) -> Iterator[str]:
-    if told.against:
+    if told.against and told.judgement.verdict != "accepted":
         yield f"`profrun compare {shlex.quote(told.against)} {shlex.quote(told.report)}`"
     if told.judgement.verdict in ("regressed", "improved"):
         yield f"if that is how it should be from now on: `profrun nightly accept {told.name}`"
