@@ -102,7 +102,7 @@ class Course:
         if self.stalls:
             yield self._stalled()
         if self.cpus is not None:
-            yield f"The process kept {self.cpus:.2g} processors busy meanwhile."
+            yield f"The process kept {self.cpus:.1f} processors busy meanwhile."
         if self.gpu_ns is not None:
             yield f"Between the CUDA events at its ends lie {view.duration(self.gpu_ns / 1e9)} in the mean."
 
