@@ -41,8 +41,9 @@ def report_folder(text: str) -> Path:
         return found
     known = folder.reports()
     there = f"{folder.REPORTS}/ has {', '.join(known[: -_NEWEST - 1 : -1])}" + (" ..." if len(known) > _NEWEST else "")
-    why = "RUN is the path of its folder, `latest`, or how a name in reports/ begins"
-    raise UsageError(f"there is no report {text}", why, there if known else "profrun PLAN -- COMMAND makes one")
+    why = "a report is the path of its folder, `latest`, or how a name in reports/ begins"
+    none = f"there is none in {Path.cwd()}/{folder.REPORTS}: name the folder of a report"
+    raise UsageError(f"there is no report {text}", why, there if known else none)
 
 
 _NEWEST = 5

@@ -11,7 +11,8 @@ HELP = """\
 profrun: one profiling plan, one command, one report folder
 
   profrun PLAN [options] -- COMMAND [ARG...]   run a plan (PLAN: a file, or a template's name)
-  profrun -- COMMAND [ARG...]                  the plan that fits this machine
+  profrun -- COMMAND [ARG...]                  the plan auto: what works here, within ten times the bare run
+  profrun why -- COMMAND [ARG...]              why it is slow: what bounds it, where, and what to do
   profrun PLAN --pid PID [--duration 30s]      look at a process that runs already (PLAN: such as attach)
   profrun arm -- COMMAND [ARG...]              start a program that a later `profrun wake --pid PID` can look into
 
@@ -32,6 +33,7 @@ profrun: one profiling plan, one command, one report folder
   profrun export RUN --to FORMAT               for speedscope, perfetto, hta, csv, parquet, prometheus, mlflow, github
   profrun schema                               JSON Schema of the plan, for editors
   profrun completion bash|zsh|fish             completion for your shell
+  profrun VERB --help, --version               every option of a verb; which profrun this is
 
 Options of a run (all of them: profrun run --help):
   -o DIR            parent of the report folder         --set a.b=value    change the plan
@@ -57,6 +59,8 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point. Ends the process with the exit status."""
     words = sys.argv[1:] if argv is None else argv
     _open_missing()
+    if words[0:1] == ["help"] and words[1:]:
+        words = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
         sys.exit(_plain(HELP) if words else _plain(HELP, to_stdout=False))
     if words[0] in ("-V", "--version"):

@@ -37,6 +37,8 @@ def run(words: list[str]) -> int:
     if verb == "import" and command is not None:  # files all the same, whose names may begin with a dash
         own, command = [*own, *(f"./{word}" if word.startswith("-") else word for word in command)], None
     parser = PARSERS[verb](_Parser(prog=f"profrun {verb}", description=VERBS[verb].__doc__, allow_abbrev=False))
+    if verb in TAKE_PLAN and own and {"-h", "--help"} & {*own[1:]}:
+        _explain(parser, verb, own[0])
     if verb in TAKE_COMMAND and command is None:
         own, command = _bare_command(parser, own, 1 if verb == "arm" else 2)
     try:
@@ -49,6 +51,17 @@ def run(words: list[str]) -> int:
         raise UsageError(f"{verb} takes no command", "there is something after --", f"profrun {verb} --help")
     options.command, options.own = tuple(command or ()), tuple(own)
     return VERBS[verb](options)
+
+
+def _explain(parser: argparse.ArgumentParser, verb: str, plan: str) -> None:
+    """The help of a verb with a template's name is about that template, too."""
+    from orchestrator.planfile import plans
+
+    found = {template.name: template.description for template in plans.templates()}
+    if plan in found:
+        at = "--pid PID" if plan in ATTACHES else "-- COMMAND [ARG...]"
+        parser.usage = f"profrun {'' if verb == 'run' else verb + ' '}{plan} [options] {at}"
+        parser.description = f"{found[plan]} (profrun templates {plan}: all of it, explained)"
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -102,9 +115,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 _WORDS = (
+    (r"^argument [^:]*\|[^:]*: ", ""),
     (r"^argument ([^:]+): ", r"\1: "),
     (r"^unrecognized arguments: (-.*)", r"unknown option \1"),
     (r"^unrecognized arguments: (.*)", r"too much: \1"),
+    (r"^the following arguments are required: (.*\|.*)", r"say what to do: \1"),
     (r"^the following arguments are required: (.*)", r"\1 is missing"),
     (r"expected one argument", "needs a value"),
     (r"invalid choice: (.*) \(choose from (.*)\)", r"\1 is not possible here; choose from \2"),
@@ -178,7 +193,7 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
         "--duration",
         metavar="TIME",
         type=arguments.time_text,
-        help="with --pid: how long each pass looks; else until it ends",
+        help="with --pid: how long each pass looks (default: until the process ends)",
     )
 
 
@@ -197,6 +212,7 @@ def run_plan(options: argparse.Namespace) -> int:
     from orchestrator import runner
 
     plan = _plan(options)
+    _need_program(plan, options)
     outputs = (2, 2) if options.json else (1, 2)
     request = runner.Request(
         plan=plan,
@@ -231,10 +247,9 @@ def _submit(options: argparse.Namespace) -> int:
     if options.pid:
         why = "the job starts the program, and --pid looks at one that runs on this host"
         raise UsageError("--slurm and --pid exclude each other", why, "leave one of them out")
-    if not (options.command or plan.target.command):
-        raise UsageError("there is no program to run", "", 'profrun PLAN --slurm "--nodes 2" -- python train.py')
+    _need_program(plan, options)
     job = submit.Job(
-        words=tuple(word for word in options.own if not word.startswith("--slurm=")),
+        words=tuple(word for word in options.own if not re.fullmatch(r"--slurm=.*|-n|--dry-run", word, re.DOTALL)),
         command=options.command,
         parent=(options.output or Path(plan.report.directory)).absolute(),
         options=submit.options_of(options.slurm),
@@ -247,6 +262,15 @@ def _submit(options: argparse.Namespace) -> int:
         print(job.script().rstrip())
         return 0
     return job.run()
+
+
+def _need_program(plan: Plan, options: argparse.Namespace) -> None:
+    if not (options.command or plan.target.command or options.pid):
+        slurm = f" --slurm {shlex.quote(options.slurm)}" if options.slurm is not None else ""
+        into = f" --into {shlex.quote(str(options.into))}" if options.into else ""
+        why = "neither the command line nor the plan's target.command names one"
+        how = f"profrun {options.plan or ''}{into}{slurm} -- python train.py"
+        raise UsageError("there is no program to run", why, " ".join(how.split()))
 
 
 def _finish(report: Report, options: argparse.Namespace, console: Console, *, rebuilt: bool = False) -> None:
@@ -305,7 +329,7 @@ def _check_target(options: argparse.Namespace) -> None:
     if options.duration and not options.pid:
         instead = "for a part of a run: --set 'window={after: 60s, for: 20s}'"
         raise UsageError("--duration needs --pid", "a program that profrun starts runs to its end", instead)
-    if options.plan in ("attach", "hang", "wake") and not (options.pid or options.command):
+    if options.plan in ATTACHES and not (options.pid or options.command):
         how = f"profrun {options.plan} --pid PID" + (" --duration 30s" if options.plan != "hang" else "")
         raise UsageError(f"{options.plan} needs the process to look at", "", how)
 
@@ -325,9 +349,15 @@ def _find(name: str, command: Sequence[str]) -> Path:
 
 
 def _refuse_program(name: str, command: Sequence[str]) -> None:
+    if name == "restore":
+        raise UsageError("restore is a part of env", "", "profrun env restore")
+    by = "python" if name.endswith(".py") else "sh"
+    if name.endswith((".py", ".sh")) and not Path(name).exists():
+        why = "and a program stands after --"
+        raise UsageError(f"there is no file {name} here", why, f"profrun -- {shlex.join((by, name, *command))}")
     can_run = os.access(name, os.X_OK)
     if Path(name).is_file() and (can_run or name.endswith((".py", ".sh"))):
-        start = ("python" if name.endswith(".py") else "sh",) if not can_run else ()
+        start = () if can_run else (by,)
     elif "/" not in name and shutil.which(name):
         start = ()
     else:
@@ -352,6 +382,9 @@ def _default_plan(options: argparse.Namespace) -> str:
 
 def check(options: argparse.Namespace) -> int:
     """Validate a plan, resolve it, print every command that would run; run nothing."""
+    if options.slurm is not None:
+        options.dry_run = True
+        return _submit(options)
     from orchestrator import dryrun
     from orchestrator.machine import Machine
 
@@ -364,9 +397,8 @@ def check(options: argparse.Namespace) -> int:
 
 
 def _check_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    _run_options(parser)  # any command line of a run can be checked as it stands
     parser.usage = "profrun check [PLAN] [options] [-- COMMAND [ARG...]]"
-    _plan_options(parser)
-    parser.add_argument("--json", action="store_true", help="the same as data")
     return parser
 
 
@@ -487,7 +519,14 @@ def init(options: argparse.Namespace) -> int:
 
 def _init_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("name", metavar="NAME", help="the template")
-    parser.add_argument("-o", "--output", type=Path, default=Path("plan.yaml"), metavar="FILE", help="else plan.yaml")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("plan.yaml"),
+        metavar="FILE",
+        help="the file to write (default: plan.yaml)",
+    )
     return parser
 
 
@@ -509,8 +548,10 @@ def import_files(options: argparse.Namespace) -> int:
 
 def _import_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="what it is, is told by its content")
-    parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="parent of the report folder; else reports")
-    parser.add_argument("--name", help="name of the report; else that of the first file")
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", type=Path, help="parent of the report folder (default: reports)"
+    )
+    parser.add_argument("--name", help="name of the report (default: that of the first file)")
     arguments.shown_options(parser, "verdict and report's path only")
     return parser
 
@@ -582,10 +623,10 @@ def open_report(options: argparse.Namespace) -> int:
 
 def _open_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     arguments.run_argument(parser, nargs="?", default="latest")
-    parser.add_argument("--port", type=_port, default=0, help="else a free one")
+    parser.add_argument("--port", type=_port, default=0, help="the port (default: any that is free)")
     parser.add_argument("--host", default="127.0.0.1", help="another address of this machine's own, such as ::1")
     parser.add_argument(
-        "--idle", type=arguments.time_text, default="2h", metavar="TIME", help="end after so long unused; else 2h"
+        "--idle", type=arguments.time_text, default="2h", metavar="TIME", help="end after so long unused (default: 2h)"
     )
     parser.add_argument("--no-browser", dest="browser", action="store_false", help="only print the address")
     parser.add_argument("--perfetto-ui", type=_address, metavar="URL", help="a copy of ui.perfetto.dev")
@@ -642,7 +683,7 @@ def _doctor_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", default=[], metavar="X[,Y]", help="only these collectors")
     parser.add_argument("--skip", action="append", default=[], metavar="X[,Y]", help="all but these collectors")
     _auto_passes_option(parser)
-    parser.add_argument("--json", action="store_true", help="the same as data")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     arguments.color_option(parser)
     return parser
 
@@ -686,9 +727,14 @@ _ENV: dict[str, Callable[[argparse.Namespace], int]] = {"show": _env_show, "rest
 
 def _env_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.usage = "profrun env show | restore [RUN]  [--json]"
-    parser.add_argument("what", choices=[*_ENV], help="show: the settings; restore: put back what dead runs have left")
+    parser.add_argument(
+        "what",
+        choices=[*_ENV],
+        metavar="|".join(_ENV),
+        help="show: the settings; restore: put back what dead runs have left",
+    )
     parser.add_argument("run", nargs="?", metavar="RUN", help="restore: only of this report folder, or this run's id")
-    parser.add_argument("--json", action="store_true", help="the same as data")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     arguments.color_option(parser)
     return parser
 
@@ -704,7 +750,10 @@ def schema(options: argparse.Namespace) -> int:
 
 
 def _schema_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument("of", nargs="?", choices=["plan", "summary"], default="plan", help="of what; else plan")
+    of = ["plan", "summary"]
+    parser.add_argument(
+        "of", nargs="?", choices=of, metavar="|".join(of), default="plan", help="of what (default: plan)"
+    )
     return parser
 
 
@@ -717,7 +766,8 @@ def completion(options: argparse.Namespace) -> int:
 
 
 def _completion_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument("shell", choices=["bash", "zsh", "fish"])
+    shells = ["bash", "zsh", "fish"]
+    parser.add_argument("shell", choices=shells, metavar="|".join(shells), help="whose completion it is")
     return parser
 
 
@@ -771,6 +821,8 @@ PARSERS: dict[str, Callable[[argparse.ArgumentParser], argparse.ArgumentParser]]
     "completion": _completion_options,
 }
 TAKE_PLAN = ("run", "check", "doctor")
+ATTACHES = ("attach", "hang", "wake")
+"""Templates that look at what runs already."""
 TAKE_COMMAND = (*TAKE_PLAN, "arm")
 INTERMIXED = ("nightly",)
 """Those that take more words than one, with options between them."""

@@ -233,8 +233,9 @@ def _told(deed: Deed) -> Iterator[str]:
             yield _said(deed.use, shlex.join(redact.argv(one.change.argv)))
             if isinstance(one.undo, Run):
                 yield _said("  undo", shlex.join(redact.argv(one.undo.argv)))
-        elif isinstance(one.change, Wait) and one.change.limit_s:
-            yield _said(deed.use, f"waits up to {show_duration(one.change.limit_s)}")
+        elif isinstance(one.change, Wait):
+            limit_s = one.change.limit_s
+            yield _said(deed.use, f"waits up to {show_duration(limit_s)}" if limit_s else "looks once")
         elif isinstance(one.change, Write) and one.change.once:
             yield _said(deed.use, f"{one.change.part or one.change.path}: {one.change.text.strip()}, without an undo")
     for setting in fold([part for one in deed.planned if (part := _part(one))]):

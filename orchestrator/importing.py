@@ -136,7 +136,7 @@ def _kept(name: str) -> str:
 
 def _nothing(given: Sequence[_Given]) -> UsageError:
     what = "none of these files can be imported" if len(given) > 1 else "there is nothing to import"
-    error = UsageError(what, "\n        ".join(one.refusal or "" for one in given))
+    error = UsageError(what, "\n        ".join(one.refusal or "" for one in given), "name files of these kinds")
     error.exit_code = EXIT_CAPTURE
     return error
 

@@ -101,7 +101,7 @@ def _runs(troubles: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if run.state == "alive":
             claims = run.about.get("claims")
             what = names.together(map(str, claims)) if isinstance(claims, list) else ""
-            held.append(f"{what or 'nothing'}: {run.who}")
+            held.append(f"{what}: {run.who}" if what else f"{run.who}: holds no setting")
         elif run.state in ("dead", "foreign"):
             left.append(run.who)
         elif run.state == "unreadable":

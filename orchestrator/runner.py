@@ -474,6 +474,9 @@ def read_raw(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(file.read_text("utf-8", "surrogateescape"))
     except OSError as error:
+        if (path / "summary.json").exists():
+            why = "it was shared, or made smaller: it can be shown, not rebuilt or added to"
+            raise ReportError(f"{path} has no raw files", why, f"profrun show {shlex.quote(str(path))}") from error
         raise ReportError(f"{path} holds no run", f"{file}: {error.strerror}", "name a report folder") from error
     except ValueError as error:
         raise ReportError(

@@ -939,18 +939,32 @@ def read(path: Path, columns: Sequence[str] | None = None, captures: Sequence[st
     """A table of a report as a DataFrame with nullable dtypes. In its `.attrs`: the `table`'s name, what a `row` is,
     unit and meaning of each of the `columns`, the `clock` of its times, how many rows were `dropped`.
 
-    columns, captures: only these, as far as the table has them. Raises OSError, ValueError."""
+    columns, captures: only these, as far as the table has them. A column that an older report has not yet is unknown in
+    all its rows. Raises OSError, ValueError."""
     import pyarrow.parquet as pq
 
     # without pyarrow's threads: where the limit on memory leaves no room for one, it would wait for it for ever
     with pq.ParquetFile(path) as file:
         known = [name for name in columns if name in file.schema_arrow.names] if columns is not None else None
         if captures is None:
-            return _frame(file.read(known, use_threads=False), path)
+            return _frame(_as_today(file.read(known, use_threads=False), columns), path)
         groups = [n for n in range(file.num_row_groups) if _may_hold(file, n, captures)]
         table = file.read_row_groups(groups, None if known is None else [*known, "capture"], use_threads=False)
     table = table.filter(_is_of(table, captures))
-    return _frame(table if known is None else table.select(known), path)
+    return _frame(_as_today(table if known is None else table.select(known), columns), path)
+
+
+def _as_today(table: pyarrow.Table, columns: Sequence[str] | None) -> pyarrow.Table:
+    """With the columns (of these) that the schema has gained since the table was written."""
+    import pyarrow as pa
+
+    name = (table.schema.metadata or {}).get(b"table", b"").decode()
+    if name not in SCHEMAS:
+        return table
+    for field in schema(name, ()):
+        if field.name not in table.schema.names and (columns is None or field.name in columns):
+            table = table.append_column(field, pa.nulls(len(table), field.type))
+    return table
 
 
 def _may_hold(file: Any, group: int, captures: Sequence[str]) -> bool:

@@ -37,7 +37,7 @@ def parse(text: Any, units: Mapping[str, float], bare: float | None, example: st
         raise ValueError(f"{text!r} has no unit; write it like {example}")
     factor = units.get(unit) if unit else (bare or 1.0)
     if factor is None:
-        raise ValueError(f"{unit!r} is no unit here; use one of {', '.join(units)}")
+        raise ValueError(f"{unit!r} is no unit here; use one of {', '.join(filter(str.isascii, units))}")
     if not math.isfinite(number * factor):
         raise ValueError("the number is too large")
     return number * factor
@@ -85,7 +85,7 @@ def budget(value: Any) -> float | Times:
 
 def percent(value: Any) -> float:
     """A share in percent, 0 to 100; the sign is needed, as 0.3 and 30 are both plausible without it."""
-    result = parse(value, {"%": 1.0}, None, "30%")
+    result = parse(value, {"%": 1.0}, None, "3%")
     if result > 100:
         raise ValueError(f"{value!r} is more than 100%")
     return result
@@ -177,7 +177,7 @@ Percent = Annotated[
     float,
     BeforeValidator(percent),
     PlainSerializer(lambda v: f"{v:g}%", return_type=str),
-    _schema(r"^\s*[0-9.]+\s*%\s*$", "30%"),
+    _schema(r"^\s*[0-9.]+\s*%\s*$", "3%"),
 ]
 Celsius = Annotated[
     float,

@@ -112,7 +112,7 @@ class Case:
 def _expected(name: str) -> tuple[str, str, str]:
     kind, verdict, words = next(row[1:] for row in EXPECTED if fnmatch(name, row[0]))
     if name.endswith(".ncu-rep") and importlib.util.find_spec("ncu_report") is None:
-        return kind, "refused", "profrun[nvidia]"
+        return kind, "refused", "-m pip install ncu-report"
     return kind, verdict, words
 
 

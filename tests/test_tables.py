@@ -70,6 +70,17 @@ def test_an_empty_table_is_stored_with_its_columns(tmp_path: Path) -> None:
     assert "name" in pq.read_schema(tmp_path / "tables" / "gpu_kernels.parquet").names
 
 
+def test_columns_that_an_older_report_has_not_yet_are_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "steps.parquet"
+    today = tables.arrow("steps", [Table.of("steps", [(0, 100, 5, 77)], ("step", "start_ns", "duration_ns", "tid"))])
+    pq.write_table(today.drop_columns(["tid"]), path)
+    frame = tables.read(path)
+    assert set(frame.columns) == set(today.column_names) and "rank" not in frame
+    assert (str(frame["tid"].dtype), frame["tid"].isna().all()) == ("Int64", True)
+    assert frame.attrs["columns"]["tid"]
+    assert list(tables.read(path, ["step", "tid"])) == ["step", "tid"]
+
+
 def test_rows_bear_the_rank_of_their_process_where_one_is_known() -> None:
     table = Table("syscalls", {"pid": [7, 8, None], "name": ["a", "b", "c"]})
     assert dict(table.with_ranks({8: 1}).columns) == {"rank": [None, 1, None], **table.columns}

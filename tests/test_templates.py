@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
+from orchestrator import resolve
 from orchestrator.dryrun import dry_run
 from orchestrator.env_steps.waiting import Waiting
 from orchestrator.machine import Machine
@@ -18,6 +20,7 @@ from orchestrator.plan import Plan
 from orchestrator.planfile import plans
 from orchestrator.units import Times
 
+REPO = Path(__file__).resolve().parents[1]
 NAMES = (
     "attach", "auto", "cpu-deep", "cpu-quick", "gpu-deep", "gpu-quick", "hang", "io", "night", "ranks", "torch-deep",
     "torch-memory", "wake", "why",
@@ -197,3 +200,15 @@ def test_each_template_can_be_looked_at_before_it_runs(name: str, machine: Machi
     assert [planned.id for planned, _ in told.passes][:1] == expected
     assert {step.use for step, _ in told.found.steps} == {step.use for step in plan.environment}
     assert "its checks failed" not in told.text()
+
+
+def starts_told() -> dict[str, int]:
+    """Template -> how often README says that it starts the program."""
+    rows = re.findall(r"^\| `([\w-]+)` \| [^|]+ \| (\d+) \|$", (REPO / "README.md").read_text(), re.MULTILINE)
+    return {name: int(number) for name, number in rows if name in NAMES}
+
+
+@pytest.mark.parametrize(("name", "starts"), starts_told().items())
+def test_the_readme_says_how_often_a_template_starts_the_program(name: str, starts: int) -> None:
+    (plan,) = [plans.load(one.path) for one in plans.templates() if one.name == name]
+    assert len(resolve.resolve(plan, ["true"]).passes) == starts

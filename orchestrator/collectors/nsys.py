@@ -140,9 +140,15 @@ class Nsys(Collector):
         """Only a program that was started under nsys can be looked at, by the same nsys and the same user."""
         armed, tool = machine.armed, self.tool(machine)
         if armed is None:
-            why, fix = "nsys sees only what was started under it", "profrun arm --nsys -- COMMAND, then attach"
+            why, fix = (
+                "nsys sees only what was started under it",
+                "profrun arm --nsys -- COMMAND, then profrun wake --pid PID",
+            )
         elif armed.session is None or armed.nsys is None:
-            why, fix = "the program was armed without nsys", "profrun arm --nsys -- COMMAND, then attach"
+            why, fix = (
+                "the program was armed without nsys",
+                "profrun arm --nsys -- COMMAND, then profrun wake --pid PID",
+            )
         elif not armed.is_ours:
             why, fix = "the program was armed by another user, whose nsys answers only to them", "attach as that user"
         elif tool.path is not None and Path(tool.path).resolve() != Path(armed.nsys).resolve():

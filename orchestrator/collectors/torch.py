@@ -82,7 +82,7 @@ class Torch(Collector):
         if machine.armed or armed.open_to_us(machine.attached):
             return None
         said = "torch.profiler is switched on from inside the program, which was not started for that"
-        return Check(self.use, "missing", said, "start it with: profrun arm -- COMMAND, then attach")
+        return Check(self.use, "missing", said, "start it with: profrun arm -- COMMAND, then profrun wake --pid PID")
 
     def launch(self, job: Job) -> Launch:
         settings = {

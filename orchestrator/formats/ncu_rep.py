@@ -89,7 +89,7 @@ def _gist(text: str) -> str:
 def _read(path: Path) -> process.Answer:
     package = importlib.util.find_spec("ncu_report")
     if package is None or package.origin is None:
-        raise ParseError(f"{path.name} needs NVIDIA's reader: pip install 'profrun[nvidia]'")
+        raise ParseError(f"{path.name} needs NVIDIA's reader: {sys.executable} -m pip install ncu-report")
     try:
         size = path.stat().st_size
     except OSError as error:

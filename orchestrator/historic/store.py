@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import sqlite3
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -312,7 +313,7 @@ def _error(where: Place, error: Exception) -> HistoryError:
 
 def _for_server(error: Exception) -> str:
     if isinstance(error, (ImportError, NoSuchModuleError)):
-        return "pip install 'profrun[postgres]'"
+        return f"{sys.executable} -m pip install 'psycopg[binary]'"
     return "see that the server runs and lets you in: psql with the same URL"
 
 

@@ -15,7 +15,9 @@ def options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     arguments.run_argument(parser)
     about = "; ".join(f"{name}: {text}" for name, text in FORMATS.items())
     parser.add_argument("--to", required=True, choices=[*FORMATS], help=about)
-    parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="else exports/FORMAT in the report's folder")
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", type=Path, help="where to (default: exports/FORMAT in the report's folder)"
+    )
     return parser
 
 

@@ -21,12 +21,12 @@ def options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("what", nargs="?", metavar="NAME", help="the runs of that name; without: all names")
     parser.add_argument("directory", nargs="?", type=Path, metavar="DIR", help="rebuild: from the reports in it")
     parser.add_argument(
-        "--metric", metavar="M", help="of which figure; else step_s, or wall_s where there are no steps"
+        "--metric", metavar="M", help="of which figure (default: step_s, or wall_s where there are no steps)"
     )
     parser.add_argument("--last", type=_count, default=LAST, metavar="N", help=f"the newest N runs; else {LAST}")
     parser.add_argument("--html", type=Path, metavar="FILE", help="a page of the same")
-    parser.add_argument("--json", action="store_true", help="the same as data")
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="the folder of the reports; else reports")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="the folder of the reports (default: reports)")
     parser.add_argument(
         "--db", metavar="URL", help="another database: postgresql://..., or a file; else PROFRUN_HISTORY"
     )

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -28,15 +29,20 @@ def options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.usage = (
         "profrun nightly install NAME --at 02:30 [PLAN] [options] -- COMMAND [ARG...]\n"
         "       profrun nightly print NAME --at 02:30 [--systemd | --slurm OPTIONS] [PLAN] [options] -- COMMAND\n"
-        "       profrun nightly list | remove NAME | run NAME | accept NAME [RUN]"
+        "       profrun nightly list [NAME] | remove NAME | run NAME | accept NAME [RUN]"
     )
-    parser.add_argument("what", choices=[*_DOES], help="what to do; run is what the entry calls")
+    parser.add_argument(
+        "what", choices=[*_DOES], metavar="|".join(_DOES), help="what to do; run is what the entry calls"
+    )
     parser.add_argument("name", nargs="?", metavar="NAME", help="of the nightly, and of its reports")
     parser.add_argument(
-        "more", nargs="?", metavar="PLAN", help=f"a file or a template's name, else {DEFAULT_PLAN}; of accept: a run"
+        "more",
+        nargs="?",
+        metavar="PLAN",
+        help=f"a file or a template's name (default: {DEFAULT_PLAN}); of accept: a run",
     )
     _entry_options(parser)
-    parser.add_argument("--json", action="store_true", help="of list and run: the same as data")
+    parser.add_argument("--json", action="store_true", help="print JSON (list and run)")
     parser.add_argument("-v", "--verbose", action="store_true", help="of run: its progress on stderr")
     return parser
 
@@ -46,16 +52,24 @@ def _entry_options(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--at", metavar="TIME", help="02:30, 'mon-fri 02:30', or cron's five fields; this machine's time")
     own.add_argument(
         "--jitter", type=_minutes, default="15m", metavar="TIME",
-        help="hosts begin up to so much later, each always by the same minutes; else 15m, 0 for none",
+        help="hosts begin up to so much later, each always by the same minutes (default: 15m); 0 for none",
     )  # fmt: skip
-    own.add_argument("--budget", type=arguments.time_text, metavar="TIME", help="for the passes of a night; else 4h")
+    own.add_argument(
+        "--budget", type=arguments.time_text, metavar="TIME", help="for the passes of a night (default: 4h)"
+    )
     own.add_argument("-o", "--output", type=Path, metavar="DIR", help="parent of the report folders")
     own.add_argument("--set", action="append", default=[], metavar="a.b=value", help="change a value of the plan")
     own.add_argument("--env", action="append", default=[], metavar="NAME", help="also keep this variable as it is now")
     own.add_argument("--hook", metavar="CMD", help="a shell command that gets each night as JSON on its stdin")
-    own.add_argument("--max-raw", type=_size, default="20GB", metavar="SIZE", help="raw files of all nights; else 20GB")
     own.add_argument(
-        "--wait", type=arguments.wait_s, default="2h", metavar="TIME", help="for other runs of this machine; else 2h"
+        "--max-raw", type=_size, default="20GB", metavar="SIZE", help="for the raw files of all nights (default: 20GB)"
+    )
+    own.add_argument(
+        "--wait",
+        type=arguments.wait_s,
+        default="2h",
+        metavar="TIME",
+        help="for other runs of this machine (default: 2h)",
     )
     which = own.add_mutually_exclusive_group()
     which.add_argument(
@@ -116,11 +130,19 @@ def _made(options: argparse.Namespace) -> Nightly:
     from orchestrator.planfile import plans
     from orchestrator.units import duration
 
+    how = "profrun nightly {what} {name} --at {at} -- {command}".format
+    said = {"what": options.what, "command": shlex.join(options.command) or "python train.py"}
     try:
         name = plain_name(options.name)
-        when = schedule.read(options.at or "", platform.node(), options.jitter)
     except ValueError as error:
-        raise UsageError(str(error), "" if options.at else "--at is missing", "--at 02:30") from error
+        fitting = re.sub(r"[^A-Za-z0-9_.-]+", "-", options.name).strip("-.") or "train"
+        raise UsageError(f"NAME: {error}", "", how(name=fitting, at="02:30", **said)) from error
+    if not options.at:
+        raise UsageError("--at is missing", "when the night begins", how(name=name, at="02:30", **said))
+    try:
+        when = schedule.read(options.at, platform.node(), options.jitter)
+    except ValueError as error:
+        raise UsageError(f"--at: {error}", "", how(name=name, at="02:30", **said)) from error
     source = options.more or DEFAULT_PLAN
     found = plans.find(source)
     plan = plans.load(found, options.set)
@@ -258,7 +280,7 @@ def _remove(options: argparse.Namespace) -> int:
         _say(f"  then delete what that refers to: {shlex.quote(str(kept.path_of(name)))}")
         return 0
     if not kept.forget(name) and new == table:
-        known = ", ".join(kept.every()) or "there is none"
+        known = ", ".join(kept.every()) or "no nightly is installed"
         raise UsageError(f"there is no nightly {name}", known, "profrun nightly list")
     by_hand = "; it was not in your crontab: take a timer or entry that was printed out by hand" if new == table else ""
     _say(f"{name} is no longer run{by_hand}; its reports stay")

@@ -12,7 +12,9 @@ from orchestrator.errors import UsageError
 
 def options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     arguments.run_argument(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="else the run's id and .tar.zst, here")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="the archive (default: the run's id and .tar.zst, here)"
+    )
     parser.add_argument(
         "--with",
         dest="extras",
