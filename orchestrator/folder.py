@@ -54,11 +54,11 @@ class Folder:
 
     def __init__(self, path: Path, scrub: Callable[[str], str] = str) -> None:
         self.path = path
-        self._scrub = scrub
+        self.scrub = scrub
 
     def write(self, name: str, text: str) -> Path:
         """Writes a text file, whole or not at all."""
-        return self.write_clean(name, self._scrub(text))
+        return self.write_clean(name, self.scrub(text))
 
     def write_clean(self, name: str, text: str) -> Path:
         """The same for a text made from what was scrubbed already: a page's own script must not be touched."""
@@ -75,7 +75,7 @@ class Folder:
         """Appends one line and makes sure that it is on the disk: for journals."""
         with (self.path / name).open("a", encoding="utf-8", errors="surrogateescape") as file:
             give(self.path / name)
-            file.write(self._scrub(line) + "\n")
+            file.write(self.scrub(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -162,7 +162,7 @@ class Folder:
 
         _make(target.parent)
         temporary = target.with_suffix(".tmp")
-        pieces = tables.pieces(tables.mapped(table, self._scrub))
+        pieces = tables.pieces(tables.mapped(table, self.scrub))
         first = next(pieces)
         with pq.ParquetWriter(temporary, first.schema, compression="zstd") as writer:
             for piece in chain([first], pieces):
@@ -173,7 +173,7 @@ class Folder:
 
     def elsewhere(self, path: Path) -> Folder:
         """Another folder, kept clean of the same secrets."""
-        return Folder(path, self._scrub)
+        return Folder(path, self.scrub)
 
     def raw(self, name: str) -> Path:
         return self.path / "raw" / name

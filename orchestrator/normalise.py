@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import traceback
@@ -71,7 +72,9 @@ def normalise(
     metrics.update(_of_files(seen, several=sum(capture.imported for capture in captures) > 1))
     metrics.update(_timing(timed))
     metrics.update(_of_steps(timed, inner))
-    metrics.update(_from_output(plan, timed, root))
+    printed, no_numbers = _from_output(plan, timed, root)
+    metrics.update(printed)
+    timed = [_with_notes(record, no_numbers.get(record.id, ())) for record in timed]
     as_seen = _as_seen(environment, plan, timed, inner, _Watch(_watched(parts, captures, passes), log))
     return Normalised(tuple(done), tuple(timed), parts, metrics, as_seen, _elsewhere(seen))
 
@@ -251,16 +254,23 @@ def _timing(passes: Sequence[PassRecord]) -> dict[str, Metric]:
     return metrics
 
 
-def _from_output(plan: Plan, passes: Sequence[PassRecord], root: Path) -> dict[str, Metric]:
-    """The plan's own metrics, read from what the target printed: of the bare passes, or of all when there is none."""
+def _from_output(
+    plan: Plan, passes: Sequence[PassRecord], root: Path
+) -> tuple[dict[str, Metric], dict[str, list[str]]]:
+    """The plan's own metrics, read from what the target printed: of the bare passes, or of all when there is none; and
+    of passes what they printed instead of a number."""
     bare = [id_ for id_, _ in trust.alike(passes)] or [p.id for p in passes if p.run and p.role == "bare"]
     chosen = bare or [p.id for p in passes if p.run]
-    metrics = {}
+    metrics: dict[str, Metric] = {}
+    notes: dict[str, list[str]] = {}
     for name, wanted in plan.metrics.items():
-        found = {id_: wanted.value(_output(root, id_, wanted.pattern)) for id_ in chosen}
-        known = {id_: value for id_, value in found.items() if value is not None}
+        printed = {id_: _output(root, id_, wanted.pattern) for id_ in chosen}
+        known = {id_: value for id_, found in printed.items() if (value := wanted.value(found)) is not None}
         metrics[name] = stats.describe(list(known.values()), wanted.unit, list(known))
-    return metrics
+        for id_ in (id_ for id_, found in printed.items() if found and id_ not in known):
+            odd = next(number for number in printed[id_] if not math.isfinite(number))
+            notes.setdefault(id_, []).append(f"{name} is unknown here: the program printed {odd:g}")
+    return metrics, notes
 
 
 def _output(root: Path, pass_id: str, pattern: str) -> list[float]:
@@ -274,6 +284,6 @@ def _output(root: Path, pass_id: str, pattern: str) -> list[float]:
             for found in re.finditer(pattern, text, re.M):
                 try:
                     values.append(float(found[1]))
-                except ValueError:
+                except (TypeError, ValueError):  # a group that took no part, or no number
                     continue
     return values

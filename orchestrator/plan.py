@@ -127,7 +127,9 @@ class MetricPlan(_Part):
         return self
 
     def value(self, found: Sequence[float]) -> float | None:
-        """The one number for a run that printed these, in this order; None when it printed none."""
+        """The one number for a run that printed these, in this order; None when it printed none, or when what it comes
+        from is none, such as the nan of a loss that has diverged."""
+        import math
         import statistics
 
         take: dict[str, Callable[[Sequence[float]], float]] = {
@@ -137,7 +139,8 @@ class MetricPlan(_Part):
             "min": min,
             "max": max,
         }
-        return take[self.take](found) if found else None
+        taken = found[-1:] if self.take == "last" else found
+        return take[self.take](taken) if taken and all(map(math.isfinite, taken)) else None
 
 
 class ReportPlan(_Part):

@@ -163,6 +163,19 @@ def argv(words: Iterable[str]) -> tuple[str, ...]:
     return tuple(shown)
 
 
+def texts(data: Any, scrub: Callable[[str], str]) -> Any:
+    """JSON-able data with every text in it scrubbed, words of a command as such. What is made of it, such as YAML, is
+    whole: a text that was scrubbed as it is written there would not be."""
+    if isinstance(data, str):
+        return scrub(data)
+    if isinstance(data, Mapping):
+        return {key: texts(item, scrub) for key, item in data.items()}
+    if isinstance(data, (list, tuple)):
+        words = argv(data) if all(isinstance(item, str) for item in data) else data
+        return [texts(item, scrub) for item in words]
+    return data
+
+
 def scrubber(env: Mapping[str, str]) -> Callable[[str], str]:
     """A function that takes out of a text the literal values of the environment's secrets and what looks like one.
 

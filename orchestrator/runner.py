@@ -228,7 +228,7 @@ def open_folder(state: State) -> None:
     else:
         parent = state.request.output or Path(state.run.plan.report.directory)
         state.folder = folder.create(parent, state.run.name, scrub)
-        state.folder.write("plan.yaml", dump(_named(state.run)))
+        _write_plan(state)
     state.info = _info(state)
     state.scratch = folder.scratch()
     (state.scratch / "files").mkdir()
@@ -340,7 +340,7 @@ def _see_to_plan(state: State) -> None:
         f"{state.folder.path} was deleted while the run went on: what raw/ had of earlier passes is lost"
     )
     with contextlib.suppress(OSError):
-        state.folder.write("plan.yaml", dump(_named(state.run)))
+        _write_plan(state)
 
 
 def _keep_so_far(state: State) -> None:
@@ -730,6 +730,11 @@ def _not_run(planned: Pass, member: Collector, status: Status, reason: str) -> C
 
 
 # ---------------------------------------------------------------- facts of the run
+
+
+def _write_plan(state: State) -> None:
+    scrub = state.folder.scrub
+    state.folder.write_clean("plan.yaml", dump(_named(state.run), lambda tree: redact.texts(tree, scrub)))
 
 
 def _named(run: resolve.Run) -> Plan:

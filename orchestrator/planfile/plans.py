@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -368,9 +368,10 @@ def _listed(plan: Plan) -> str:
     return ", ".join(dict.fromkeys(collector.use for collector in plan.each_collector()))
 
 
-def dump(plan: Plan) -> str:
-    """The plan as YAML with every default spelled out, valid to load again. What it extended is in it already."""
-    return source.dump(plan.model_dump(mode="json", by_alias=True, exclude={"extends"}))
+def dump(plan: Plan, change: Callable[[Any], Any] = lambda tree: tree) -> str:
+    """The plan as YAML with every default spelled out, valid to load again. What it extended is in it already.
+    `change` gets it as plain data."""
+    return source.dump(change(plan.model_dump(mode="json", by_alias=True, exclude={"extends"})))
 
 
 def json_schema(plugins: bool = True) -> dict[str, Any]:
