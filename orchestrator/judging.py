@@ -71,13 +71,23 @@ class Window:
     spent_ns: int
 
 
+def first_process(steps: pandas.DataFrame) -> pandas.DataFrame:
+    """The rows of the first process of a pass: of the lowest rank, where there are ranks. Those of other hosts may have
+    the same pid."""
+    if "rank" in steps.columns and steps["rank"].notna().any():
+        steps = steps[(steps["rank"] == steps["rank"].min()).fillna(False)]
+    first = steps.iloc[0]
+    return steps[(steps["capture"] == first["capture"]) & (steps["pid"] == first["pid"])]
+
+
 def steady_window(report: Report, pass_id: str) -> Window | None:
     """Those of the first process with steps (rank 0, where there are ranks); where nobody can tell the warm-up, all but
     the first step. None where the pass has none."""
     frame = of_capture(report.table("steps"), (c.id for c in report.captures if c.pass_id == pass_id))
     if frame is None:
         return None
-    known = frame[(frame["pid"] == frame["pid"].iloc[0]) & frame["duration_ns"].notna() & frame["start_ns"].notna()]
+    first = first_process(frame)
+    known = first[first["duration_ns"].notna() & first["start_ns"].notna()]
     steady = known[~known["warmup"].fillna(known["step"] == known["step"].min()).astype(bool)]
     if not len(steady):
         return None

@@ -9,18 +9,19 @@ import platform
 import re
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator import folder, history, journal, locks, process, redact, registry, runner
+from orchestrator.comparing.words import Comparison
 from orchestrator.env_steps.waiting import Waiting
 from orchestrator.errors import EXIT_BUG, EXIT_GATE, BusyError, HistoryError, PreflightError, ProfrunError, UsageError
 from orchestrator.historic import facts
 from orchestrator.history import Night
 from orchestrator.nights import kept, note, thin
-from orchestrator.nights.judge import Judgement, Past, judge
+from orchestrator.nights.judge import NEEDED, Judgement, Past, judge
 from orchestrator.nights.words import FLAGGED, NEW_LEVEL, Cut, Nightly, Told
 from orchestrator.plan import Plan
 from orchestrator.planfile import plans
@@ -38,6 +39,9 @@ REPORT_S = 900.0
 _HOOK_S = 60.0
 _LOOK_EVERY_S = 1.0
 _TOLD_CHANGES = 8
+_COMPARED_WITH = 5
+"""Of the accepted nights, the newest; were it only the last one, a night that was odd itself would keep all to come
+from being judged."""
 
 
 @dataclass
@@ -129,7 +133,8 @@ def begin(state: State) -> None:
 def _report_since(reports: Path, name: str, since: str) -> Path | None:
     """The first report of that name that was begun then or later."""
     stamp = re.sub(r"[:-]", "", since)
-    found = sorted(reports.glob(f"{name}-*Z-????")) if reports.is_dir() else []
+    one = re.compile(re.escape(name) + r"-(\d{8}T\d{6}Z)-[a-z]{4}")
+    found = sorted(path for path in reports.iterdir() if one.fullmatch(path.name)) if reports.is_dir() else []
     return next((path for path in found if path.name[len(name) + 1 :] >= stamp), None)
 
 
@@ -182,11 +187,11 @@ def judge_night(state: State) -> None:
     print_, environment = history.fingerprint(report)
     known, unread = _known(state)
     state.flagged = frozenset(Path(night.path).name for night in known if night.verdict in FLAGGED)
-    state.nights = list(_judged(known))
+    state.nights = list(_of_this_host(known))
     state.like = [night for night in state.nights if night.fingerprint == print_]
-    name = next((one for one in FIGURES if _figure(report.metrics, one) is not None), None)
+    name, lost = _figure_of(state)
     value = _figure(report.metrics, name) if name else None
-    obstacle = unread or _obstacle(state, value)
+    obstacle = unread or _obstacle(state, value, lost)
     past = list(_past(state.like, name)) if name else []
     judged = judge(past, value) if value is not None and not obstacle else Judgement("unjudged", obstacle)
     new, gone = _findings(state)
@@ -211,12 +216,17 @@ def judge_night(state: State) -> None:
 
 
 def _known(state: State) -> tuple[list[Night], str]:
-    """(the nights before it, why they can't be known)."""
+    """(the nights before it, why they can't be known). One from a clock that was ahead is no night before it: it would
+    be the newest for ever."""
     try:
         nights = history.nights(state.nightly.name, where=state.where)
     except HistoryError as error:
         return [], f"the nights before it are unknown: {_said(error)}"
-    return [night for night in nights if night.run_id != state.report.run.id], ""
+    own = state.report.run
+    ahead = [night.run_id for night in nights if night.started_at > own.started_at]
+    if ahead:
+        state.troubles.append(f"{', '.join(ahead)}: of a clock that was ahead; such nights are left out")
+    return [night for night in nights if night.run_id not in (own.id, *ahead)], ""
 
 
 def _said(error: ProfrunError) -> str:
@@ -230,9 +240,21 @@ def _unjudged(state: State, why: str) -> None:
     state.told = replace(state.told, judgement=judged, exit_code=code)
 
 
-def _judged(nights: Sequence[Night]) -> Iterator[Night]:
-    """Those of this host: a team's history also holds those of others, which may be alike and yet not as fast."""
-    return (night for night in nights if night.verdict in JUDGED and night.host in (None, platform.node()))
+def _of_this_host(nights: Sequence[Night], verdicts: Collection[str] = JUDGED) -> Iterator[Night]:
+    """Those with these verdicts. A team's history also holds nights of other hosts, which may be alike and yet not as
+    fast."""
+    return (night for night in nights if night.verdict in verdicts and night.host in (None, platform.node()))
+
+
+def _figure_of(state: State) -> tuple[str | None, str]:
+    """(what the night is judged by, why it can't be): the step, unless too few nights before it had any. A program
+    whose steps are gone has not become faster because its run is short."""
+    accepted = [night for night in state.like if night.verdict == "accepted"]
+    known = [name for name in FIGURES if _figure(state.report.metrics, name) is not None]
+    if accepted and FIGURES[0] not in known and _figure(accepted[-1].metrics, FIGURES[0]) is not None:
+        return FIGURES[0], "no steady steps were timed, which the nights before had"
+    counts = {name: sum(_figure(night.metrics, name) is not None for night in accepted) for name in known}
+    return max(known, key=lambda name: min(counts[name], NEEDED), default=None), ""
 
 
 def _figure(metrics: Mapping[str, Any], name: str) -> float | None:
@@ -249,19 +271,22 @@ def _past(nights: Sequence[Night], figure: str) -> Iterator[Past]:
             yield Past(night.run_id, value, night.verdict, night.note.startswith(NEW_LEVEL))
 
 
-def _obstacle(state: State, value: float | None) -> str:
-    """Why the night says nothing; empty where it does."""
+def _obstacle(state: State, value: float | None, lost: str) -> str:
+    """Why the night says nothing; empty where it does. lost: why there is no value, where it is known."""
     outcome, limit_s = state.report.outcome, state.nightly.end_after_s
     if outcome.status == "interrupted" and limit_s is not None and time.monotonic() - state.began > limit_s - 1:
         return f"its time was over after {show_duration(limit_s)}"
     if outcome.status not in ("ok", "incomplete"):
         return outcome.reason or outcome.status
-    noisy = [
-        one for one in state.report.environment if one.use in (*QUIET, "quiet_services") and one.status == "failed"
-    ]
+    steps = [one for one in state.report.environment if not one.ignored]
+    noisy = [one for one in steps if one.use in (*QUIET, "quiet_services") and one.status == "failed"]
     if noisy:
         return "not quiet: " + "; ".join(f"{one.use}: {one.reason or 'somebody was at work'}" for one in noisy)
-    return "" if value is not None else "no time was measured: the plan has no `timing`"
+    loose = [one for one in steps if one.status in ("failed", "drifted")]
+    if loose:
+        said = "; ".join(f"{one.name} {one.status}: {one.reason or 'see the report'}" for one in loose)
+        return f"the machine was not as the plan wants it: {said}"
+    return "" if value is not None else lost or "no time was measured: the plan has no `timing`"
 
 
 def _exit_code(judged: Judgement) -> int:
@@ -288,27 +313,35 @@ def _findings(state: State) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def compare_night(state: State) -> None:
-    """What has changed since the newest accepted night. A fault in that costs nothing else. Where the two are too
-    unlike to be compared, the night is not judged."""
-    accepted = [night for night in state.like if night.verdict == "accepted" and Path(night.path).is_dir()]
-    if not accepted:
-        return
+    """What has changed since the newest accepted night that can be compared with it. A fault in that costs nothing
+    else. Where there are accepted nights and none is like it, the night is not judged."""
+    there = [night for night in reversed(state.like) if night.verdict == "accepted" and Path(night.path).is_dir()]
+    refused: list[str] = []
+    for night in there[:_COMPARED_WITH]:
+        found = _compared(state, night)
+        if found is None:
+            return
+        if not found.refused:
+            changes = tuple(blame.sentence for blame in found.attribution[:_TOLD_CHANGES])
+            state.told = replace(state.told, against=night.path, headline=found.headline, changes=changes)
+            return
+        facts = "; ".join(f"{one.fact}: {one.a} -> {one.b}" for one in found.refusals)
+        refused.append(f"not to be compared with {night.run_id}: {facts}")
+    if refused and state.told.judgement.verdict != "unjudged":
+        _unjudged(state, refused[0])
+
+
+def _compared(state: State, night: Night) -> Comparison | None:
     from orchestrator.compare import compare
 
     try:
-        found = compare(load(Path(accepted[-1].path)), state.report)
+        return compare(load(Path(night.path)), state.report)
     except ProfrunError as error:
-        state.troubles.append(f"it could not be compared with {accepted[-1].run_id}: {error.what}")
-        return
+        state.troubles.append(f"it could not be compared with {night.run_id}: {error.what}")
     except Exception:
         state.console.log(f"compare: {traceback.format_exc()}")
-        state.troubles.append(f"it could not be compared with {accepted[-1].run_id}: a fault of profrun, see run.log")
-        return
-    changes = tuple(blame.sentence for blame in found.attribution[:_TOLD_CHANGES])
-    state.told = replace(state.told, against=accepted[-1].path, headline=found.headline, changes=changes)
-    refusing = [f"{one.fact}: {one.a} -> {one.b}" for one in found.unlike if one.severity == "refuse"]
-    if refusing and state.told.judgement.verdict != "unjudged":
-        _unjudged(state, f"not to be compared with {accepted[-1].run_id}: {'; '.join(refusing)}")
+        state.troubles.append(f"it could not be compared with {night.run_id}: a fault of profrun, see run.log")
+    return None
 
 
 def thin_raw(state: State) -> None:
@@ -394,7 +427,8 @@ def accept(nightly: Nightly, run_id: str | None) -> list[str]:
         raise BusyError(f"a night of {nightly.name} is under way", busy[0].text(), "wait for its end")
     try:
         where = database(nightly, plan_of(nightly))
-        nights = list(_judged(history.nights(nightly.name, where=where)))
+        which = JUDGED if run_id is None else {*JUDGED, "unjudged"}
+        nights = list(_of_this_host(history.nights(nightly.name, where=where), which))
         runs = _to_accept(nights, run_id)
         if not runs:
             newest = f"the newest is {nights[-1].run_id}: {nights[-1].verdict}" if nights else "there is no night yet"
@@ -409,7 +443,7 @@ def _to_accept(nights: Sequence[Night], run_id: str | None) -> list[str]:
     ids = [night.run_id for night in nights]
     if run_id is not None:
         if run_id not in ids:
-            raise UsageError(f"there is no judged night {run_id}", f"there are: {', '.join(ids[-5:])}", "")
+            raise UsageError(f"there is no night {run_id}", f"there are: {', '.join(ids[-5:])}", "")
         first = ids.index(run_id)
         return [night.run_id for night in nights[first:] if night.verdict in FLAGGED or night.run_id == run_id]
     row: list[str] = []

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from orchestrator.comparing import weighing
+from orchestrator.comparing import likeness, weighing
 from orchestrator.comparing.words import Change, Comparison, Gate, Gated, Judgement
 from orchestrator.errors import UsageError
 
@@ -51,6 +51,11 @@ def gated(comparison: Comparison, limit_pct: float, wanted: Iterable[Wanted] = (
         lines = (Gated((named[0].metric if named else DEFAULT), "unjudged", f"the runs were not compared: {names}"),)
     elif named:
         lines = tuple(_gated(_find(comparison, one), one, limit_pct) for one in named)
+    elif lost := next((one for one in comparison.unlike if one.fact == likeness.STEADY and one.how == "differs"), None):
+        said = (
+            f"steady steps were timed in one run alone (A: {lost.a}, B: {lost.b}): name what to judge, --metric wall_s"
+        )
+        lines = (Gated(DEFAULT, "unjudged", said),)
     else:
         step = comparison.step
         lines = (_gated(step, Wanted(step.name if step else DEFAULT), limit_pct),)
@@ -76,6 +81,8 @@ def _gated(change: Change | None, wanted: Wanted, limit_pct: float) -> Gated:
     limit = 1 + limit_pct / 100 if is_higher_worse else 1 - limit_pct / 100
     worse = change.ratio > limit if is_higher_worse else change.ratio < limit
     bound = (change.most or change.high) if is_higher_worse else change.low
+    if change.n_a == change.n_b == 1:
+        bound = None  # an interval of steps, if any: nobody knows how runs differ
     beyond = bound is None or (bound > limit if is_higher_worse else bound < limit)
     moved = change.verdict in ("slower", "faster", "more", "less")
     by = f"{100 * (change.ratio - 1):+.1f} %"

@@ -117,9 +117,25 @@ _TELLING = (
 )  # fmt: skip
 """How the names begin of variables that change how fast a program runs."""
 
+STEADY = "steady steps"
+
+
+def _steady(report: Report) -> str:
+    step = report.metrics.get("step_s")
+    return NONE if step is None or step.value is None else "timed"
+
+
+def _steps(report: Report) -> str | None:
+    """Of a bare run, in the median."""
+    steps = report.metrics.get("steps")
+    return None if steps is None or steps.median is None else f"{steps.median:g}"
+
+
 FACTS: tuple[Fact, ...] = (
     Fact("command", _command, "mark", "other arguments may mean other work"),
     Fact("how the program ended", _ended, "refuse", "it has done another amount of work"),
+    Fact(STEADY, _steady, "mark", "what was timed of one run alone is not compared"),
+    Fact("steps of a bare run", _steps, "mark", "wall times tell of another amount of work"),
     Fact("host", _machine("hostname"), "mark", "machines of one make differ by some percent"),
     Fact("architecture", _machine("architecture"), "refuse"),
     Fact("CPU", _cpu("model"), "refuse", needed=True),
@@ -189,10 +205,12 @@ def _busy(report: Report) -> tuple[str, float] | None:
 def _environment(a: Report, b: Report) -> Iterator[Unlike]:
     """What the environment steps brought about: clocks, affinity, seeds. One that was not in force is another state."""
     here, there = states(a.environment), states(b.environment)
+    unwatched = {*states(one for one in (*a.environment, *b.environment) if one.ignored)}
     for name in dict.fromkeys((*here, *there)):
         if here.get(name) != there.get(name):
             one, other = here.get(name, _NOT_SET), there.get(name, _NOT_SET)
-            yield Unlike(name, one, other, "differs", "refuse", "another state of the machine")
+            severity: Severity = "mark" if name in unwatched else "refuse"
+            yield Unlike(name, one, other, "differs", severity, "another state of the machine")
 
 
 _NOT_SET = "not in the plan"
@@ -258,7 +276,10 @@ class _Plan:
     @classmethod
     def of(cls, report: Report) -> _Plan | None:
         tree = sides.plan(report)
-        return None if tree is None else cls(dict(_leaves(tree)))
+        try:
+            return None if tree is None else cls(dict(_leaves(tree)))
+        except (AttributeError, TypeError):  # valid YAML of another shape
+            return None
 
 
 _REFUSES = ("window", "launcher", "target.inject")
@@ -276,8 +297,9 @@ def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if key == "collectors":
             yield from _options(value or ())
         elif isinstance(value, dict) and key in ("target", "launcher"):
-            yield from ((f"{key}.{name}", _said(one)) for name, one in value.items() if f"{key}.{name}" not in _IGNORED)
-        elif key not in _IGNORED:
+            members = ((f"{key}.{name}", one) for name, one in value.items() if one is not None)
+            yield from ((name, _said(one)) for name, one in members if name not in _IGNORED)
+        elif key not in _IGNORED and value is not None:
             yield key, _said(value)
 
 
@@ -290,7 +312,8 @@ def _options(items: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
             seen[use] = seen.get(use, 0) + 1
             label = f"collectors.{use}" + (f" {seen[use]}" if seen[use] > 1 else "")
             yield label, "used"
-            yield from ((f"{label}.{k}", _said(v)) for k, v in one.items() if k not in ("use", *_IGNORED_OPTIONS))
+            told = ((k, v) for k, v in one.items() if v is not None and k not in ("use", *_IGNORED_OPTIONS))
+            yield from ((f"{label}.{k}", _said(v)) for k, v in told)
 
 
 def _said(value: Any) -> str:

@@ -143,7 +143,9 @@ def fine_statuses(report: Report) -> frozenset[int]:
     """The exit statuses that the report's plan calls success; without a plan 0."""
     target = (plan(report) or {}).get("target")
     codes = target.get("ok_exit_codes") if isinstance(target, dict) else None
-    return frozenset(codes) if isinstance(codes, list) else frozenset({0})
+    if isinstance(codes, list) and all(isinstance(code, int) for code in codes):
+        return frozenset(codes)
+    return frozenset({0})
 
 
 def plan(report: Report) -> dict[str, Any] | None:
@@ -171,7 +173,7 @@ def _one(values: pandas.Series[float], what: str) -> float:
 def _first_process(report: Report, pass_id: str) -> pandas.DataFrame | None:
     ids = [c.id for c in report.captures if c.pass_id == pass_id]
     frame = judging.of_capture(report.table("steps"), ids)
-    return None if frame is None else frame[frame["pid"] == frame["pid"].iloc[0]]
+    return None if frame is None else judging.first_process(frame)
 
 
 def steady_steps(report: Report, pass_id: str) -> pandas.DataFrame | None:

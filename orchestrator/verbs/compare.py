@@ -68,14 +68,19 @@ def run(options: argparse.Namespace) -> int:
     """What has changed from run A to run B, by how much of the step, how sure that is, and why."""
     from orchestrator import compare
     from orchestrator.comparing import gate
-    from orchestrator.errors import UsageError
+    from orchestrator.errors import ReportError, UsageError
     from orchestrator.exporting import github
     from orchestrator.report import load
 
     if options.metric and options.gate is None:
         raise UsageError("--metric needs --gate", "it names what is judged there", "--gate 3%")
-    a, b = load(options.a), load(options.b)
-    found = compare.compare(a, b, anyway=options.anyway)
+    try:
+        a, b = load(options.a), load(options.b)
+        found = compare.compare(a, b, anyway=options.anyway)
+    except ReportError as error:
+        if options.gate is not None:
+            error.exit_code = EXIT_GATE  # it can't be told, which is no pass
+        raise
     if options.gate is not None:
         found = gate.gated(found, options.gate, options.metric)
         github.tell(found)

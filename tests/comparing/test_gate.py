@@ -92,3 +92,21 @@ def test_a_figure_that_nobody_has_is_a_mistake() -> None:
 def test_better_is_higher_or_lower() -> None:
     with pytest.raises(ValueError, match="higher or lower"):
         gate.Wanted.of("loss=less")
+
+
+def test_one_run_a_side_passes_no_gate() -> None:
+    """The interval is that of its steps: of how runs differ nobody knows anything."""
+    change = Change("metric", "step_s", 1.0, 1.0, "s", "unsure", 1.0, 0.999, 1.001, 1.001, n_a=1, n_b=1)
+    judged = gate.gated(Comparison(SIDE, SIDE, "", step=change, changes=(change,)), 3.0).gate
+    assert judged is not None and judged.result == "unjudged"
+
+
+def test_steps_of_one_run_alone_pass_no_gate() -> None:
+    """B has left its loop early, say: its wall time is shorter, and it is no faster."""
+    known = step(0.5, 0.49, 0.51, "faster", "wall_s")
+    lost = Comparison(SIDE, SIDE, "", (Unlike("steady steps", "timed", "none", "differs", "mark"),), known.step)
+    judged = gate.gated(lost, 3.0).gate
+    assert judged is not None and judged.result == "unjudged"
+    assert "--metric wall_s" in judged.judged[0].reason
+    named = gate.gated(Comparison(SIDE, SIDE, "", lost.unlike, known.step, known.changes), 3.0, [gate.Wanted("wall_s")])
+    assert named.gate is not None and named.gate.result == "passed"

@@ -124,7 +124,7 @@ def test_what_may_differ_is_marked(tmp_path: Path, change: Any, fact: str) -> No
 def test_another_window_is_another_plan(tmp_path: Path) -> None:
     other = Job(steps=30, plan=PLAN.replace("window: null", "window: {skip: 5, steps: 20}"))
     one = only(beside(tmp_path, other))
-    assert (one.fact, one.a, one.severity) == ("plan window", "null", "refuse")
+    assert (one.fact, one.a, one.severity) == ("plan window", "none", "refuse")
     assert one.b is not None and "20" in one.b
 
 

@@ -143,7 +143,7 @@ def test_what_is_accepted_is_the_level_from_then_on(nights: Nights) -> None:
     assert nightly.accept(nights.nightly, None) == flagged
     assert nights.night(0.11).judgement.reason == "as usual"
     assert nights.night(0.1).judgement.verdict == "suspect"
-    with pytest.raises(UsageError, match="there is no judged night nope"):
+    with pytest.raises(UsageError, match="there is no night nope"):
         nightly.accept(nights.nightly, "nope")
 
 
@@ -304,7 +304,68 @@ def test_a_night_in_a_passing_state_of_the_machine_is_not_judged(nights: Nights,
     nights.change = clocks(status)
     told = nights.night(0.12)
     assert (told.judgement.verdict, told.exit_code) == ("unjudged", 6)
-    assert f"environment gpu_clocks: in force -> {status}" in told.judgement.reason
+    assert f"not as the plan wants it: gpu_clocks {status}" in told.judgement.reason
+    nights.change = clocks("applied")
+    assert nights.night(0.1).judgement.reason == "as usual"
+
+
+def test_a_first_night_that_was_odd_keeps_no_other_from_being_judged(nights: Nights) -> None:
+    nights.change = clocks("failed")
+    assert nights.night().judgement.verdict == "unjudged"
+    nights.change = clocks("applied")
+    nights.usual()
+    assert nights.night(0.1).judgement.reason == "as usual"
+
+
+def test_a_step_that_the_plan_wants_no_word_of_stops_nothing(nights: Nights) -> None:
+    nights.change = lambda r: replace(r, environment=(StepRecord("aslr", "failed", ignored=True),))
+    nights.usual()
+    nights.change = lambda r: replace(r, environment=(StepRecord("aslr", "drifted", ignored=True),))
+    assert nights.night(0.1).judgement.reason == "as usual"
+
+
+def test_the_newest_accepted_night_that_is_like_it_is_compared_with(nights: Nights) -> None:
+    nights.usual()
+    odd = Path(nights.remembered()[-1].path)
+    data = json.loads((odd / "summary.json").read_text())
+    data["outcome"]["target_exit_code"] = 3
+    (odd / "summary.json").write_text(json.dumps(data))
+    told = nights.night(0.1)
+    assert (told.judgement.reason, told.against) == ("as usual", nights.remembered()[-3].path)
+
+
+def test_a_night_that_was_not_judged_can_be_accepted_by_name(nights: Nights) -> None:
+    nights.usual()
+    nights.change = clocks("failed")
+    told = nights.night(0.12)
+    assert nightly.accept(nights.nightly, told.run_id) == [told.run_id]
+    assert nights.remembered()[-1].verdict == "accepted"
+
+
+def test_steps_that_are_gone_are_no_faster_program(nights: Nights) -> None:
+    nights.usual()
+    nights.change = lambda r: replace(r, metrics={"wall_s": Metric(0.5, "s", median=0.5)})
+    told = nights.night()
+    assert (told.judgement.verdict, told.exit_code) == ("unjudged", 6)
+    assert told.judgement.reason == "no steady steps were timed, which the nights before had"
+
+
+def test_a_night_of_a_clock_that_was_ahead_is_left_out(nights: Nights) -> None:
+    nights.usual()
+    nights.change = lambda r: replace(r, run=replace(r.run, started_at="2031-01-01T02:30:00Z"))
+    ahead = nights.night(0.1)
+    nights.change = lambda report: report
+    verdicts = [nights.night(0.12).judgement.verdict for _ in range(2)]
+    assert verdicts == ["suspect", "regressed"]
+    assert f"{ahead.run_id}: of a clock that was ahead" in nights.troubles[0]
+
+
+def test_only_its_own_report_is_named_of_a_night_that_was_cut(tmp_path: Path) -> None:
+    names = ("train-20261101T023000Z-abcd", "train-ddp-20261102T023000Z-abcd", "train-20261103T023000Z-abcd")
+    for name in names:
+        (tmp_path / name).mkdir()
+    found = nightly._report_since(tmp_path, "train", "2026-11-02T00:00:00Z")
+    assert found is not None and found.name == names[2]
 
 
 def lost(*_: Any, **__: Any) -> None:

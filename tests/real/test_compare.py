@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import cli
@@ -39,7 +40,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     waits = {"a": "0.02", "slow": "0.08"}
     found = {}
     for name, text in waits.items():
-        done = cli.profrun("./plan.yaml", "-q", "--name", name, "--", "python", "job.py", text, cwd=folder)
+        done = cli.profrun("./plan.yaml", "-q", "--name", name, "--", sys.executable, "job.py", text, cwd=folder)
         assert done.code == 0, done.stderr
         found[name] = done.folder
     return found
