@@ -236,7 +236,7 @@ def fresh(parent: Path, name: str, scrub: Callable[[str], str] = str, inside: Se
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     try:
         _make(parent, ours=True)
-        _has_room(parent)
+        _check_room(parent)
         path = _exclusive(parent, f"{_SAFE.sub('-', name).strip('-.') or 'run'}-{stamp}")
         for own in inside:
             (path / own).mkdir()
@@ -286,9 +286,17 @@ def _is_report(path: Path) -> bool:
     return any((path / name).exists() for name in ("summary.json", "raw/run.json"))
 
 
-def _has_room(parent: Path) -> None:
-    free = shutil.disk_usage(parent).free
-    if free < NEEDED_BYTES:
+def has_room(parent: Path) -> bool:
+    """Whether a run may be begun there. True where the folder is not there yet."""
+    try:
+        return shutil.disk_usage(parent).free >= NEEDED_BYTES
+    except FileNotFoundError:
+        return True
+
+
+def _check_room(parent: Path) -> None:
+    if not has_room(parent):
+        free = shutil.disk_usage(parent).free
         raise FolderError(
             f"no room for a report in {parent}",
             f"{free >> 20} MiB are free, {NEEDED_BYTES >> 20} MiB are needed to begin",

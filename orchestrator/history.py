@@ -298,5 +298,13 @@ def _lost(
     those of this host can be looked for here."""
     here = platform.node() or None
     for run_id, path, host, was_gone in known:
-        if run_id not in found and (of_folder or host == here) and not Path(path).exists():
+        if run_id not in found and (of_folder or host == here) and _is_gone(Path(path)):
             yield run_id, was_gone
+
+
+def _is_gone(path: Path) -> bool:
+    """A folder that we may not look into may be there."""
+    try:
+        return not path.exists()
+    except OSError:
+        return False

@@ -22,7 +22,7 @@ from orchestrator.historic import facts
 from orchestrator.history import Night
 from orchestrator.nights import kept, note, thin
 from orchestrator.nights.judge import NEEDED, Judgement, Past, judge
-from orchestrator.nights.words import FLAGGED, NEW_LEVEL, Cut, Nightly, Told
+from orchestrator.nights.words import FLAGGED, NEW_LEVEL, Cut, Nightly, Thinned, Told
 from orchestrator.plan import Plan
 from orchestrator.planfile import plans
 from orchestrator.report import Report, load
@@ -63,6 +63,7 @@ class State:
     flagged: frozenset[str] = frozenset()
     """The reports that stay whole, of other hosts, too: they may lie in the same folder."""
     told: Told = None  # type: ignore[assignment]
+    thinned: list[Thinned] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     """What else is worth a word on stderr."""
 
@@ -142,6 +143,8 @@ def run_plan(state: State) -> None:
     """The plan, once the machine is quiet: its steps wait for that."""
     nightly = state.nightly
     state.plan = plan_of(nightly)
+    if not folder.has_room(Path(nightly.output)):
+        thin_raw(state)  # what is old goes first, so that a full disk does not stay full
     request = runner.Request(
         plan=state.plan,
         command=nightly.command,
@@ -347,7 +350,7 @@ def _compared(state: State, night: Night) -> Comparison | None:
 def thin_raw(state: State) -> None:
     """Raw files of old nights, by age and then by size. Flagged nights, and this one, stay whole."""
     nightly = state.nightly
-    whole = {*state.flagged, state.report.folder.name}
+    whole = {*state.flagged, *([state.report.folder.name] if state.report else [])}
     try:
         done, more = thin.thin(
             Path(nightly.output), nightly.name, whole, state.plan.report.keep_raw, nightly.most_raw_bytes
@@ -355,15 +358,21 @@ def thin_raw(state: State) -> None:
     except OSError as error:
         state.troubles.append(f"old raw files could not be looked through: {error.strerror or error}")
         return
-    state.told = replace(state.told, thinned=tuple(done), notes=(*state.told.notes, *([more] if more else [])))
+    state.thinned += done
+    if state.told:
+        notes = (*state.told.notes, *([more] if more else []))
+        state.told = replace(state.told, thinned=tuple(state.thinned), notes=notes)
 
 
 def write_note(state: State) -> None:
     """night.md for people, night.json for programs."""
     state.told = replace(state.told, duration_s=round(time.monotonic() - state.began, 3))
     target = folder.Folder(state.report.folder, redact.in_text)
-    target.write("night.md", note.page(state.told))
-    target.write("night.json", note.as_json(state.told) + "\n")
+    try:
+        target.write("night.md", note.page(state.told))
+        target.write("night.json", note.as_json(state.told) + "\n")
+    except OSError as error:
+        state.troubles.append(f"the night can't be written down in its report: {error.strerror or error}")
 
 
 def remember_night(state: State) -> None:
@@ -395,8 +404,12 @@ def call_hook(state: State) -> None:
     hook = state.nightly.hook
     if hook is None:
         return
-    file = str(state.report.folder / "night.json")
-    answer = process.ask(["sh", "-c", 'exec sh -c "$1" <"$2"', "sh", hook, file], timeout_s=_HOOK_S)
+    file = state.report.folder / "night.json"
+    if file.exists():
+        argv = ["sh", "-c", 'exec sh -c "$1" <"$2"', "sh", hook, str(file)]
+    else:  # on a full disk, say: that is worth an alarm, too
+        argv = ["sh", "-c", 'printf "%s\\n" "$2" | sh -c "$1"', "sh", hook, redact.in_text(note.as_json(state.told))]
+    answer = process.ask(argv, timeout_s=_HOOK_S)
     if not answer.ok:
         last = answer.stderr.strip().splitlines()[-1:] or [answer.exit.describe() if answer.exit else "no answer"]
         said = answer.error or last[0]

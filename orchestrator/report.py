@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import re
@@ -39,6 +40,7 @@ from orchestrator.model import (
 
 if TYPE_CHECKING:
     import pandas
+    import pyarrow.parquet
 
 SCHEMA = "profrun/summary/1"
 
@@ -119,9 +121,23 @@ class Report:
         try:
             return read(path)
         except (OSError, ValueError) as error:
-            raise ReportError(
-                f"{path} can't be read", str(error), f"rebuild it: profrun report {self.folder}"
-            ) from error
+            raise self._damaged(path, error) from error
+
+    def _damaged(self, path: Path, error: Exception) -> ReportError:
+        return ReportError(f"{path} can't be read", str(error), f"rebuild it: profrun report {self.folder}")
+
+    @contextlib.contextmanager
+    def parquet(self, name: str) -> Iterator[pyarrow.parquet.ParquetFile]:
+        """The file of a table that is there, to be read piece by piece. Raises ReportError where it can't be read, also
+        within."""
+        import pyarrow.parquet as pq
+
+        path = self.folder / self.tables[name].path
+        try:
+            with pq.ParquetFile(path) as file:
+                yield file
+        except (OSError, ValueError) as error:
+            raise self._damaged(path, error) from error
 
     def contents(self) -> pandas.DataFrame:
         """What tables there are: name, rows, and what one row is."""
@@ -265,7 +281,7 @@ def _foreign(path: Path, data: Any) -> ReportError:
 
 def _from_summary(data: Mapping[str, Any], folder: Path) -> Report:
     passes = tuple(pass_from(record) for record in data["passes"])
-    return Report(
+    report = Report(
         run=RunInfo(**{**data["run"], "command": tuple(data["run"]["command"])}),
         outcome=Outcome(**data["outcome"]),
         machine=data["machine"],
@@ -279,6 +295,19 @@ def _from_summary(data: Mapping[str, Any], folder: Path) -> Report:
         abstentions=tuple(Abstention(**one) for one in data.get("abstentions", ())),
         folder=folder,
     )
+    _see_to_places(report)
+    return report
+
+
+def _see_to_places(report: Report) -> None:
+    """That a report, which may have come from elsewhere, names nothing outside of its folder. Raises ValueError."""
+    ids = [*(one.id for one in report.passes), *(one.id for one in report.captures)]
+    names = [report.run.id, *ids, *report.tables]
+    if odd := next((name for name in names if name in ("", ".", "..") or set(name) & {"/", "\0"}), None):
+        raise ValueError(f"{odd!r} is no name")
+    paths = [*(info.path for info in report.tables.values()), *(a.path for c in report.captures for a in c.artifacts)]
+    if out := next((path for path in paths if path.startswith("/") or ".." in path.split("/")), None):
+        raise ValueError(f"{out!r} is not in the report's folder")
 
 
 def pass_from(data: Mapping[str, Any]) -> PassRecord:

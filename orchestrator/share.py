@@ -12,6 +12,7 @@ import json
 import os
 import re
 import tarfile
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 from orchestrator import __version__, folder, runner, tables
-from orchestrator.errors import FolderError, ReportError, UsageError
+from orchestrator.errors import FolderError, UsageError
 from orchestrator.render import RENDERERS
 from orchestrator.report import Report, load, machine_facts
 from orchestrator.units import show_bytes
@@ -33,12 +34,13 @@ ABOUT = "SHARED.md"
 EXTRAS = ("raw", "output", "names")
 """What can be asked for: see EXTRAS_HELP in the verb."""
 
-Why = Literal["output", "environment", "raw", "binary", "strange"]
+Why = Literal["output", "environment", "raw", "binary", "damaged", "strange"]
 REASONS: dict[Why, str] = {
     "output": "what the program printed (`--with output`)",
     "environment": "files in which a tool has kept the program's environment",
     "raw": "the tools' own files (`--with raw`: those that are text, cleaned)",
     "binary": "files of which nothing can be taken out: binary, or with lines of more than 64 MB",
+    "damaged": "files that can't be read as what they should be",
     "strange": "files that are no part of the report",
 }
 """Why something is left out, in the order in which it is told."""
@@ -156,14 +158,12 @@ def _veil(report: Report, request: Request) -> Veil:
 
 def _hosts_in_tables(report: Report) -> set[str]:
     import pyarrow.compute as compute
-    import pyarrow.parquet as pq
 
     found: set[str] = set()
-    for info in report.tables.values():
-        path = report.folder / info.path
-        if path.exists() and "host" in pq.read_schema(path).names:
-            names = compute.unique(pq.read_table(path, columns=["host"])["host"]).to_pylist()
-            found |= {name for name in names if name}
+    for name in report.tables:
+        with report.parquet(name) as file:
+            if "host" in file.schema_arrow.names:
+                found |= {*compute.unique(file.read(["host"])["host"]).to_pylist()} - {None, ""}
     return found
 
 
@@ -173,10 +173,10 @@ def _hosts_in_tables(report: Report) -> set[str]:
 def _fill(report: Report, stage: folder.Folder, shared: Shared) -> None:
     from orchestrator import timeline
 
-    for _, info in sorted(report.tables.items()):
-        _table(report.folder / info.path, stage, info.path, shared.veil)
+    for name in sorted(report.tables):
+        _table(report, name, stage, shared.veil)
     kept = _others(report, stage, shared)
-    _summary(report, stage, shared.veil, kept)
+    _summary(report, stage, shared, kept)
     shown = load(stage.path)
     stage.write_clean("machine.json", _json(machine_facts(shown)))
     timeline.write(shown, stage)
@@ -184,26 +184,22 @@ def _fill(report: Report, stage: folder.Folder, shared: Shared) -> None:
     stage.write_clean(ABOUT, _about(shown, shared))
 
 
-def _table(source: Path, stage: folder.Folder, name: str, veil: Veil) -> None:
+def _table(report: Report, name: str, stage: folder.Folder, veil: Veil) -> None:
     """A table with every text cleaned, piece by piece."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with contextlib.ExitStack() as opened:
-        try:
-            file = opened.enter_context(pq.ParquetFile(source))
-        except (OSError, ValueError) as error:
-            raise ReportError(
-                f"{source} can't be read", str(error), f"rebuild it: profrun report {source.parents[1]}"
-            ) from error
-        target = opened.enter_context(stage.stream(name))
-        writer = opened.enter_context(pq.ParquetWriter(target, file.schema_arrow, compression="zstd"))
+    with (
+        report.parquet(name) as file,
+        stage.stream(report.tables[name].path) as target,
+        pq.ParquetWriter(target, file.schema_arrow, compression="zstd") as writer,
+    ):
         for batch in file.iter_batches(tables.PIECE_ROWS):
             piece = tables.mapped(pa.Table.from_batches([batch]), veil)
             writer.write_table(piece.cast(file.schema_arrow))
 
 
-def _summary(report: Report, stage: folder.Folder, veil: Veil, kept: dict[str, str]) -> None:
+def _summary(report: Report, stage: folder.Folder, shared: Shared, kept: dict[str, str]) -> None:
     """summary.json and plan.yaml; of the tools' files only those are told that are there. kept: old path, new path."""
     from orchestrator.planfile import source
 
@@ -211,12 +207,17 @@ def _summary(report: Report, stage: folder.Folder, veil: Veil, kept: dict[str, s
     for capture in data["captures"]:
         own = [artifact for artifact in capture["artifacts"] if artifact["path"] in kept]
         capture["artifacts"] = [{**artifact, "path": kept[artifact["path"]]} for artifact in own]
-    stage.write_clean("summary.json", _json(veil.tree(data)))
+    stage.write_clean("summary.json", _json(shared.veil.tree(data)))
     plan = report.folder / "plan.yaml"
     if plan.exists():
         import yaml
 
-        stage.write_clean("plan.yaml", source.dump(veil.tree(yaml.safe_load(plan.read_text("utf-8")))))
+        try:
+            tree = yaml.safe_load(plan.read_text("utf-8"))
+        except (ValueError, yaml.YAMLError):
+            shared.left.append(Left("plan.yaml", plan.stat().st_size, "damaged"))
+        else:
+            stage.write_clean("plan.yaml", source.dump(shared.veil.tree(tree)))
 
 
 def _json(data: Any) -> str:
@@ -290,7 +291,7 @@ def _cleaned(source: Path, stage: folder.Folder, name: str, veil: Veil) -> bool:
                 (packed or target).write(veil(text).encode("utf-8", "surrogateescape"))
             if packed:
                 packed.close()
-    except (ValueError, EOFError, gzip.BadGzipFile):
+    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error):
         return False
     return True
 

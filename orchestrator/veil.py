@@ -51,6 +51,10 @@ _TELLS_SPEED = re.compile(
 _HOST_KEYS = frozenset({"host", "hostname", "host_name", "node", "nodename"})
 _USER_KEYS = frozenset({"user", "username", "owner", "USER", "LOGNAME", "SUDO_USER"})
 _VARIABLES = frozenset({"environment_variables", "environ", "env"})
+ENV = "env"
+"""The environment step that sets variables."""
+_SET = frozenset({"set", "wanted", "before", "verified", "during", "after"})
+"""Where its plan and its record have them."""
 
 
 class Veil:
@@ -75,9 +79,11 @@ class Veil:
         self._hidden = _words(hide)
         self._names = names
         alone = {name for name in hosts if not name.isdecimal() and name not in _NOWHERE}
-        self._alone = {name: ("host", name) for name in sorted(alone)} if names else {}
-        known = [("user", name) for name in sorted(set(users))] + [("host", name) for name in sorted(alone)]
-        self._known = {name.lower(): (kind, name) for kind, name in known if _tells(name)} if names else {}
+        short = {name: name.partition(".")[0] for name in sorted(alone)}
+        one = {name: ("host", short[name] if short[name] in alone else name) for name in short}
+        self._alone = one if names else {}
+        known = {**{name: ("user", name) for name in sorted(set(users))}, **one}
+        self._known = {name.lower(): what for name, what in known.items() if _tells(name)} if names else {}
         self._who = _whole_words(self._known)
 
     def __call__(self, text: str) -> str:
@@ -93,7 +99,7 @@ class Veil:
         if text in self._alone:
             return self._alias(*self._alone[text])
         if self._who:
-            text = self._who.sub(lambda found: self._alias(*self._known[found[1].lower()]), text)
+            text = self._who.sub(lambda found: self._found(found), text)
         if "@" in text:
             text = _EMAIL.sub(lambda found: self._alias("e-mail address", found[0]), text)
         if "home/" in text or "Users" in text:
@@ -103,6 +109,11 @@ class Veil:
         for pattern in (_IP4, _IP6):
             text = pattern.sub(lambda found: self._address(found[0]), text)
         return text
+
+    def _found(self, found: re.Match[str]) -> str:
+        """Case is folded further where it is looked for: a long s is an s there."""
+        known = self._known.get(found[1].lower())
+        return self._alias(*known) if known else found[0]
 
     def _person(self, name: str) -> str:
         return self._alias("user", name) if _tells(name) and not re.fullmatch(r"user-\d+", name) else name
@@ -131,9 +142,10 @@ class Veil:
     def tree(self, data: Any) -> Any:
         """JSON-able data with every text changed, and without the environment variables that tell of places."""
         if isinstance(data, Mapping):
+            sets = data.get("use") == ENV
             return {
                 self(key): self.variables(value)
-                if key in _VARIABLES and isinstance(value, Mapping)
+                if isinstance(value, Mapping) and (key in _VARIABLES or (sets and key in _SET))
                 else self.tree(value)
                 for key, value in data.items()
             }
@@ -145,7 +157,7 @@ class Veil:
         """Environment variables: those that say how fast a program may be, the others without their value."""
         shown = {}
         for name, value in env.items():
-            keep = value is None or not self._names or _TELLS_SPEED.match(name)
+            keep = value is None or _TELLS_SPEED.match(name)
             self.taken["environment variable"] += not keep
             shown[name] = self.tree(value) if keep else LEFT_OUT
         return shown

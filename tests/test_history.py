@@ -730,3 +730,11 @@ def test_the_benchmarks_nights_are_there(tmp_path: Path, monkeypatch: pytest.Mon
     assert [len(one.rows) for one in told.series] == [400, 150]
     dates = [change.shift.at for change in told.series[0].changes]
     assert [round(at / 10) * 10 for at in dates] == [150, 300]
+
+
+def test_a_folder_that_may_not_be_looked_into_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Path, **_: object) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", refused)
+    assert [*history._lost([("r1", "/home/ada/reports/r1", None, False)], set(), of_folder=True)] == []

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from orchestrator import normalise, trust
 from orchestrator.model import Exit, PassRecord, TargetRun
+from orchestrator.plan import Plan
 
 
 def bare(number: int, wall_s: float, exit_: Exit, ended_by: str = "itself") -> PassRecord:
@@ -20,3 +25,24 @@ def test_a_program_that_dies_early_is_no_fast_one() -> None:
 def test_runs_that_end_with_their_window_all_count() -> None:
     passes = [bare(1, 10.0, Exit(0), "window"), bare(2, 11.0, Exit(signal=2), "window")]
     assert normalise._timing(passes)["wall_s"].n == 2
+
+
+@pytest.mark.parametrize(
+    ("take", "printed", "value", "note"),
+    [
+        ("last", "loss=1.5\nloss=nan\n", None, "loss is unknown here: the program printed nan"),
+        ("last", "loss=inf\nloss=2.5\n", 2.5, None),
+        ("mean", "loss=inf\nloss=2.5\n", None, "loss is unknown here: the program printed inf"),
+        ("last", "nothing\n", None, None),
+    ],
+)
+def test_what_is_no_number_is_unknown(
+    tmp_path: Path, take: str, printed: str, value: float | None, note: str | None
+) -> None:
+    (tmp_path / "raw/p01-target").mkdir(parents=True)
+    (tmp_path / "raw/p01-target/stdout.log").write_text(printed)
+    wanted = {"loss": {"pattern": r"loss=(\S+)", "take": take}}
+    plan = Plan.model_validate({"version": 1, "collectors": [{"use": "timing"}], "metrics": wanted})
+    metrics, notes = normalise._from_output(plan, [bare(1, 10.0, Exit(0))], tmp_path)
+    assert metrics["loss"].value == value
+    assert notes == ({"p01": [note]} if note else {})

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+import yaml
 
 from orchestrator import redact
+from orchestrator.plan import Plan
+from orchestrator.planfile import plans
 
 
 @pytest.mark.parametrize(
@@ -126,3 +129,21 @@ def test_secrets_inside_of_texts(text: str, shown: str) -> None:
 )
 def test_names_and_code_stay_as_they_are(text: str) -> None:
     assert redact.in_text(text) == text
+
+
+def test_a_plan_without_its_secrets_is_still_one() -> None:
+    asked = {
+        "version": 1,
+        "target": {
+            "before_each": ["sh", "-c", "export SESSION_KEY=abcdef123; true"],
+            "command": ["x", "--token", "t0k"],
+        },
+        "environment": [{"use": "env", "set": {"HF_TOKEN": "hf_0123456789abcdef"}}],
+        "collectors": [{"use": "timing"}],
+    }
+    scrub = redact.scrubber({"HF_TOKEN": "hf_0123456789abcdef"})
+    text = plans.dump(Plan.model_validate(asked), lambda tree: redact.texts(tree, scrub))
+    assert not [secret for secret in ("abcdef123", "t0k", "0123456789") if secret in text]
+    again = Plan.model_validate(yaml.safe_load(text))
+    assert again.environment[0].model_dump(by_alias=True)["set"] == {"HF_TOKEN": redact.MASK}
+    assert again.target.before_each == ("sh", "-c", f"export SESSION_KEY={redact.MASK}; true")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -105,3 +106,23 @@ def test_machine_json_has_the_settings_before_during_and_after(tmp_path: Path) -
     assert clocks["during"][sample_report.UUIDS[0]]["graphics_mhz"]["median"] == 1530
     first = {"name": "policy0 governor", "before": "powersave", "verified": "performance", "after": "powersave"}
     assert facts["settings"][4]["parts"][0] == {**first, "restored": True}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data["run"].update(id="../evil"),
+        lambda data: data["tables"].update({"../../evil": {"path": "tables/steps.parquet", "rows": 1}}),
+        lambda data: data["tables"]["steps"].update(path="../outside.parquet"),
+        lambda data: data["tables"]["steps"].update(path="/etc/passwd"),
+        lambda data: data["captures"][0].update(id="../../evil"),
+        lambda data: next(c for c in data["captures"] if c["artifacts"])["artifacts"][0].update(path="raw/../../x"),
+        lambda data: data["passes"][0].update(id=".."),
+    ],
+)
+def test_a_report_from_elsewhere_names_nothing_outside_of_its_folder(tmp_path: Path, change: Any) -> None:
+    data = json.loads(json.dumps(summary(sample_report.build(tmp_path))))
+    change(data)
+    (tmp_path / "summary.json").write_text(json.dumps(data))
+    with pytest.raises(ReportError, match="can't be read"):
+        load(tmp_path)

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import re
+import shutil
 import sqlite3
 import tarfile
 from collections.abc import Iterator
@@ -272,3 +273,16 @@ def test_what_can_not_be_shared(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ReportError):
         share.share(share.Request(tmp_path / "empty", tmp_path / "x.tar.zst"))
     assert [path.name for path in tmp_path.glob("*.tar.zst*")] == ["there.tar.zst"]
+
+
+def test_what_is_damaged_is_left_out_and_told(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.gz").write_bytes(gzip.compress(b"text" * 100)[:-30] + b"\xff" * 30)
+    stage = folder.Folder(tmp_path / "stage")
+    assert not share._cleaned(
+        tmp_path / "bad.gz", stage, "raw/bad.gz", share._veil(report.load(run), share.Request(run))
+    )
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    (copy / "plan.yaml").write_text("a: [b\n")
+    done = share.share(share.Request(copy, tmp_path / "x.tar.zst"))
+    assert ("plan.yaml", "damaged") in {(one.path, one.why) for one in done.left}

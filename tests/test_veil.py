@@ -85,3 +85,28 @@ def test_what_a_record_tells() -> None:
         "user": "bob",
     }
     assert told_of(data) == ({"n1.x.org", "n1", "n2"}, {"ada", "bob"})
+
+
+def test_what_an_environment_step_sets_is_an_environment(veil: Veil) -> None:
+    step = {"use": "env", "set": {"LICENSE": "AB-12", "OMP_NUM_THREADS": "8"}}
+    record = {"use": "env", "wanted": {"LICENSE": "AB-12"}, "verified": {"LICENSE": "AB-12"}, "before": None}
+    assert veil.tree([step, record, {"use": "affinity", "wanted": {"cpus": "0-3"}}]) == [
+        {"use": "env", "set": {"LICENSE": LEFT_OUT, "OMP_NUM_THREADS": "8"}},
+        {"use": "env", "wanted": {"LICENSE": LEFT_OUT}, "verified": {"LICENSE": LEFT_OUT}, "before": None},
+        {"use": "affinity", "wanted": {"cpus": "0-3"}},
+    ]
+
+
+def test_names_that_may_be_told_are_no_variables() -> None:
+    assert Veil({}, names=False).tree({"env": {"LICENSE": "AB-12"}}) == {"env": {"LICENSE": LEFT_OUT}}
+
+
+def test_a_host_has_one_name_however_it_is_called() -> None:
+    veil = Veil({}, hosts=("gpu-01.cluster.corp", "gpu-01"))
+    assert (veil("gpu-01.cluster.corp"), veil("gpu-01"), veil("on gpu-01.cluster.corp:22")) == (
+        "host-1", "host-1", "on host-1:22",
+    )  # fmt: skip
+
+
+def test_letters_that_only_fold_to_a_name_are_left() -> None:
+    assert Veil({}, users=("sam",))("by ſam or Sam") == "by ſam or user-1"

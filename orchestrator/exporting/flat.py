@@ -38,15 +38,14 @@ def flat(report: Report) -> Iterator[Flat]:
 
 def _table(report: Report, name: str) -> Flat:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    path = report.folder / report.tables[name].path
     told = {b"meaning": b"the run that it is of"}
-    known = pq.read_schema(path)
+    with report.parquet(name) as file:
+        known = file.schema_arrow
     schema = pa.schema([pa.field(RUN, pa.string(), metadata=told), *known], metadata=known.metadata)
 
     def pieces() -> Iterator[Any]:
-        with pq.ParquetFile(path) as file:
+        with report.parquet(name) as file:
             for batch in file.iter_batches(tables.PIECE_ROWS):
                 run = pa.repeat(pa.scalar(report.run.id), batch.num_rows)
                 yield pa.Table.from_arrays([run, *batch.columns], schema=schema)

@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import redact
 from orchestrator.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,9 +36,11 @@ def export(report: Report, target: Folder, say: Callable[[str], None]) -> Iterat
     try:
         run_id = _logged(tracking.MlflowClient(tracking_uri=place), report)
     except Exception as error:  # MLflow's own, those of its stores and of the network: the user needs what it says
-        why = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise UsageError(f"MLflow did not take the run at {place}", why, f"set {TRACKING}, or mend that") from error
-    say(f"run {run_id} in {place}")
+        why = redact.in_text(f"{type(error).__name__}: {error}".partition("\n")[0])
+        raise UsageError(
+            f"MLflow did not take the run at {redact.value(place)}", why, f"set {TRACKING}, or mend that"
+        ) from error
+    say(f"run {run_id} in {redact.value(place)}")
     if TRACKING not in os.environ:
         say(f"to look at it: {ALLOW}=true mlflow ui --backend-store-uri {place}")
         yield target.path / "mlruns"

@@ -37,6 +37,13 @@ _UNITS: Mapping[str | None, tuple[str, str, float]] = {
 """By unit: how our name ends, how theirs does, and the factor between them."""
 
 
+_OWN = frozenset((
+    "run_info", "run_started_timestamp_seconds", "run_duration_seconds", "run_exit_status", "captures", "findings",
+    "finding_cost_ratio",
+))  # fmt: skip
+"""The names that are not of figures: a plan's own metric of such a name gets another."""
+
+
 @dataclass
 class Family:
     """All samples of one name."""
@@ -67,7 +74,10 @@ def render(report: Report) -> str:
     def add(name: str, told: str, value: float | None, **labels: str) -> None:
         if value is not None:
             family = families.setdefault(name, Family(f"{PREFIX}_{name}", told))
-            family.samples.append(({"plan": report.run.name, **labels}, value))
+            sample = {"plan": report.run.name, **labels}
+            if any(sample == other for other, _ in family.samples):  # two names of ours that are one name of theirs
+                sample["metric"] = told.partition(":")[0]
+            family.samples.append((sample, value))
 
     for part in (_run, _figures, _findings):
         part(report, add)
@@ -119,7 +129,9 @@ def _add_metric(
     stem = re.sub(r"[^A-Za-z0-9_]+", "_", base.removesuffix(ours) if ours else base).strip("_") or "value"
     file = {"file": f"{IMPORT}-{number}"} if number else {}
     unit = "" if metric.unit is None or theirs else f" ({metric.unit})"
-    add(f"{stem}{suffix}{theirs}", f"{base}{unit}: {what}.", None if value is None else value * factor, **file)
+    full = f"{stem}{suffix}{theirs}"
+    full = f"metric_{full}" if full in _OWN else full
+    add(full, f"{base}{unit}: {what}.", None if value is None else value * factor, **file)
 
 
 def _moment(iso: str) -> float | None:

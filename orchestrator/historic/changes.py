@@ -123,7 +123,7 @@ def _worth_telling(logs: Sequence[float], starts: list[int], sigma: float) -> li
 
 def _is_sure(one: Shift) -> bool:
     """One night alone is no level."""
-    half = math.log(one.high / one.ratio) if math.isfinite(one.high) else math.inf
+    half = math.log(one.high / one.ratio) if math.isfinite(one.high) and one.ratio else math.inf
     return min(one.n_before, one.n_after) > 1 and abs(math.log(one.ratio)) > SURE * half
 
 

@@ -19,6 +19,11 @@ GONE = "gone"
 """Heard once when the other side has ended."""
 
 
+MOST_DRIFT = 1e-3
+"""Clocks that are slewed into place move by 500 ppm at most (adjtimex(2), and so ntpd and chronyd by default); two of
+them, against each other."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """One comparison of clocks. at_ns: by this host's clock; offset_ns: to be added to it for that of the host that
@@ -37,12 +42,15 @@ class Offset:
     offset_ns: int
     error_ns: int
     drift: float = 0.0
+    was_set: bool = False
+    """One of the two clocks was set meanwhile; nobody knows when."""
 
 
 def between(readings: Sequence[Reading], middle_ns: int) -> Offset | None:
     """The offset at the middle of a pass from the readings at its start and end; None without any.
 
-    Between the two it is taken to grow evenly. What differs by less than the readings' own errors is no drift."""
+    Between the two it is taken to grow evenly. What differs by less than the readings' own errors is no drift, and what
+    grows faster than clocks drift is a clock that was set: all of it is the error then."""
     if not readings:
         return None
     first, last = readings[0], readings[-1]
@@ -52,6 +60,8 @@ def between(readings: Sequence[Reading], middle_ns: int) -> Offset | None:
         best = min((first, last), key=lambda one: one.error_ns)
         return Offset(middle_ns, best.offset_ns, error_ns)
     drift = grown_ns / span_ns
+    if abs(drift) > MOST_DRIFT:
+        return Offset(middle_ns, first.offset_ns, abs(grown_ns) + error_ns, was_set=True)
     return Offset(middle_ns, first.offset_ns + round(drift * (middle_ns - first.at_ns)), error_ns, drift)
 
 

@@ -389,9 +389,10 @@ def _timed(task: Task, readings: Sequence[Reading]) -> Task:
     found = between(readings, (run.started_ns + run.ended_ns) // 2 if run else 0)
     if found is None:
         return replace(task, notes=(*task.notes, "its clock was not compared with the leader's: it could not reach it"))
+    said = "its clock, or the leader's, was set during the pass: its times are known no better than that"
     return replace(
         task, clock_offset_ns=found.offset_ns, clock_error_ns=found.error_ns, clock_drift=found.drift,
-        clock_at_ns=found.at_ns,
+        clock_at_ns=found.at_ns, notes=(*task.notes, said) if found.was_set else task.notes,
     )  # fmt: skip
 
 

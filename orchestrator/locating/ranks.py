@@ -254,6 +254,10 @@ def _overlap(start: Ints, end: Ints, times: Times) -> Ints:
 # ---------------------------------------------------------------- all together
 
 
+_STEPS_ERROR_NS = 100_000
+"""Where the table of steps does not tell."""
+
+
 @dataclass
 class _Rank:
     """What is known of one rank in one pass."""
@@ -276,6 +280,7 @@ def together(parts: Parts, captures: Sequence[Capture], passes: Sequence[PassRec
     made: dict[str, list[Table]] = {"ranks": [], "rank_steps": []}
     by_pass = dict.fromkeys([record.id for record in passes] + [capture.pass_id for capture in captures])
     records = {record.id: record for record in passes}
+    error_ns = max((table.clock_error_ns or 0 for table in parts.get("steps", ())), default=0) or _STEPS_ERROR_NS
     for pass_id in by_pass:
         ours = [capture for capture in captures if capture.pass_id == pass_id]
         found = _ranks(parts, ours, captures, pass_id, records.get(pass_id))
@@ -285,7 +290,7 @@ def together(parts: Parts, captures: Sequence[Capture], passes: Sequence[PassRec
             made["ranks"].append(Table("ranks", {"capture": [first] * len(found), **rank_rows}))
             if step_rows["rank"]:
                 steps = {"capture": [first] * len(step_rows["rank"]), **step_rows}
-                made["rank_steps"].append(Table("rank_steps", steps, clock="epoch", clock_error_ns=100_000))
+                made["rank_steps"].append(Table("rank_steps", steps, clock="epoch", clock_error_ns=error_ns))
     return {name: tables for name, tables in made.items() if tables}
 
 

@@ -60,7 +60,7 @@ def without_block(table: bytes, name: str) -> bytes:
 
 def names(table: bytes) -> list[str]:
     """The nightlies that the crontab has a block for."""
-    return [found.decode() for found in re.findall(rb"^# profrun: begin ([\w.-]+)$", table, re.M)]
+    return [found.decode() for found in re.findall(rb"^# profrun: begin ([\w.-]+)[ \t\r]*$", table, re.M)]
 
 
 def _place(table: bytes, name: str) -> tuple[int, int] | None:

@@ -138,7 +138,7 @@ def level_of(past: Sequence[Past]) -> Level:
     """The level of the accepted nights since it began. How far nights lie apart by chance is told by all of them that
     nothing has confirmed, those off the level, too; while the level is young also by those of the levels before it,
     each as a share of its own level."""
-    levels = _levels(past)
+    levels = [level for level in _levels(past) if _values(level)]  # a history may have lost some
     newest = _values(levels[-1])[-WINDOW:]
     spread = [night.value / statistics.median(_values(level)) for level in levels for night in level]
     return _level(newest, spread[-SPREAD_WINDOW:])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import calendar
 import contextlib
+import errno
 import json
 import os
 import re
@@ -145,15 +146,17 @@ def _thinned(root: int, reports: Path, found: _Raw, why: str) -> Thinned | None:
     try:
         with _raw_of(root, found.report) as raw:
             files = list(_files(raw))
-            _write_down(raw, why, files)
+            is_full = not _written_down(raw, why, files)
             gone = [size for place, file, size in files if _deleted(raw, place, file)]
+            if is_full:
+                _written_down(raw, why, files)
     except OSError:
         return None
     return Thinned(report, len(gone), sum(gone), why) if gone else None
 
 
-def _write_down(raw: int, why: str, files: list[tuple[str, str, int]]) -> None:
-    """On the disk before anything is deleted. Raises OSError."""
+def _written_down(raw: int, why: str, files: list[tuple[str, str, int]]) -> bool:
+    """On the disk before anything is deleted; False where there is no room even for that. Raises OSError."""
     listed = [{"path": os.path.normpath(f"{place}/{file}"), "bytes": size} for place, file, size in files]
     line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "why": why, "deleted": listed})
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -161,8 +164,13 @@ def _write_down(raw: int, why: str, files: list[tuple[str, str, int]]) -> None:
     try:
         os.write(fd, line.encode("utf-8", "surrogateescape") + b"\n")
         os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return False
     finally:
         os.close(fd)
+    return True
 
 
 def _deleted(raw: int, place: str, file: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,3 +123,13 @@ def test_names_can_not_break_out(reports: dict[str, Report], tmp_path: Path) -> 
     compared.show(found, color=False, stream=out)
     for text in (out.getvalue(), compared.as_markdown(found)):
         assert "\x1b" not in text
+
+
+def test_what_can_not_be_read_passes_no_gate(reports: dict[str, Report], tmp_path: Path) -> None:
+    copy = tmp_path / "b"
+    shutil.copytree(reports["again"].folder, copy)
+    (copy / "tables/steps.parquet").write_bytes(b"nothing")
+    for gate_, code in ((("--gate", "3%"), 6), ((), 2)):
+        with pytest.raises(ProfrunError) as refused:
+            commands.run(["compare", str(reports["a"].folder), str(copy), *gate_])
+        assert refused.value.exit_code == code

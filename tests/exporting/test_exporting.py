@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from prometheus_client import parser
 from two_runs import Job, make
 
 from orchestrator import exporting, folder, report
-from orchestrator.errors import UsageError
+from orchestrator.errors import ReportError, UsageError
 from orchestrator.exporting import github, prometheus
 from orchestrator.model import Artifact, Capture, Metric
 
@@ -303,3 +304,38 @@ def test_the_command(full: report.Report, tmp_path: Path) -> None:
     assert written.stat().st_size
     done = cli.profrun("export", place, "--to", "hta", cwd=tmp_path)
     assert done.code == 2 and "profrun torch-deep" in done.stderr
+
+
+def test_names_that_prometheus_would_take_for_one_are_told_apart(tmp_path: Path) -> None:
+    twins = {"tok/s": Metric(1.0), "tok.s": Metric(2.0), "run_info": Metric(3.0)}
+    found = families(replace(sample_report.bare(tmp_path), metrics=twins))
+    assert sorted(found["profrun_tok_s"].values()) == [1.0, 2.0]
+    assert [*found["profrun_metric_run_info"].values()] == [3.0]
+    assert [*found["profrun_run_info"].values()] == [1.0]
+
+
+def test_a_password_in_an_address_is_nobodys(
+    full: report.Report, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refuses(Recorded):
+        def create_experiment(self, name: str) -> str:
+            raise ConnectionError("https://bob:pa55-word@mlflow.corp refused")
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://bob:pa55-word@mlflow.corp")
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", SimpleNamespace(MlflowClient=Refuses))
+    with pytest.raises(UsageError) as refused:
+        export(full, "mlflow", tmp_path, said)
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", SimpleNamespace(MlflowClient=Recorded))
+    export(full, "mlflow", tmp_path, said)
+    assert "pa55-word" not in refused.value.text() + "".join(said)
+    assert "mlflow.corp" in refused.value.text()
+
+
+@pytest.mark.parametrize("to", ["csv", "parquet"])
+@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b"PAR1 no more"), lambda path: path.unlink()])
+def test_a_damaged_table_is_named(damage: Callable[[Path], Any], to: str, tmp_path: Path, said: list[str]) -> None:
+    run = sample_report.build(tmp_path / "run")
+    name = next(iter(run.tables))
+    damage(run.folder / run.tables[name].path)
+    with pytest.raises(ReportError, match=f"{name}.parquet can't be read"):
+        export(run, to, tmp_path / "out", said)

@@ -186,3 +186,9 @@ def test_tables_of_a_task_come_onto_the_leaders_clock() -> None:
     relative = Table.of("gpu_kernels", [(5, 1)], ("start_ns", "duration_ns"))
     assert relative.led_by(task) is relative
     assert table.led_by(Task(1)) is table, "clocks that were not compared are left alone"
+
+
+def test_a_clock_that_was_set_meanwhile_is_no_drift() -> None:
+    found = between([Reading(0, 0, 50_000), Reading(10**10, 500_000_000, 50_000)], 5 * 10**9)
+    assert found is not None and found.was_set and found.drift == 0
+    assert found.error_ns == 500_050_000, "each moment lies within it, whenever that was"

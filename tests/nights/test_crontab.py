@@ -110,3 +110,9 @@ def test_percent_signs_are_escaped_and_line_breaks_refused() -> None:
             crontab.entry("* * * * *", bad)
     with pytest.raises(UsageError, match="too long"):
         crontab.entry("* * * * *", "x" * 999)
+
+
+@pytest.mark.parametrize("end", [b"\r\n", b" \n", b"\t\n", b"\n"])
+def test_a_block_is_found_whatever_stands_behind_its_marks(end: bytes) -> None:
+    table = b"# profrun: begin train" + end
+    assert crontab.names(table) == ["train"]

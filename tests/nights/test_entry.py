@@ -248,3 +248,8 @@ def test_an_entry_of_slurm_s_scrontab() -> None:
     assert "#SCRON --partition gpu --time=30" in lines and "#SCRON --time=90" not in lines
     assert lines[-2] == "30 2 * * * /usr/bin/env HOME=/home/ada /venv/bin/python 'x y'"
     assert "#SCRON --time=90" in scrontab.entry(made, ["true"], {}, "")
+
+
+def test_a_name_that_files_of_nights_have_is_refused(cron: Crontab) -> None:
+    done = nightly(cron, "install", "job.night", "--at", "02:30", "--", "true")
+    assert done.code == 2 and "ends in .night" in done.stderr

@@ -183,3 +183,9 @@ def test_the_benchmark_says_what_it_missed(bench: ModuleType) -> None:
     missed = bench.Result("loud", 0.7, {2: 0.1, 3: 0.2, 5: 0.3, 7: 0.4}, 0.01)
     assert not missed.good and missed.row()[-1].startswith("MISSED")
     assert bench.Result("loud", 0.4, {2: 0.1, 3: 0.2, 5: 0.3, 7: 0.4}, 0.03).good
+
+
+def test_a_level_whose_nights_were_lost_is_none() -> None:
+    lost = [*calm(8), Past("x", 1.2, "suspect", starts_level=True), *calm(8, 1.2, first=9)]
+    lost[9] = Past("y", 1.2, "suspect", starts_level=True)
+    assert judge(lost[:10], 1.0).verdict == "accepted"

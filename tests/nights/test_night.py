@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -180,7 +181,7 @@ def noisy(report: Report) -> Report:
         (noisy, 6, "not quiet: cpu_idle: 4 of 4 cores are busier than 50 %: sim"),
         (lambda r: replace(r, outcome=Outcome("target_failed", 3, "the target failed: exit 3")), 3, "exit 3"),
         (lambda r: replace(r, outcome=Outcome("timed_out", 124, "pass p01 was ended")), 124, "pass p01 was ended"),
-        (lambda r: replace(r, metrics={}), 6, "no time was measured"),
+        (lambda r: replace(r, metrics={}), 6, "no steady steps were timed"),
     ],
 )
 def test_a_night_that_says_nothing_is_not_counted(
@@ -465,3 +466,35 @@ def test_a_report_that_was_thinned_is_not_rebuilt_or_added_to(tmp_path: Path) ->
     (tmp_path / "raw/thinned.jsonl").write_text("{}\n")
     with pytest.raises(ReportError, match="has deleted raw files"):
         runner._check_whole(tmp_path)
+
+
+def test_a_full_disk_still_raises_the_alarm(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
+    nights.usual()
+    nights.night(0.12)
+    write = folder.Folder.write
+
+    def full(self: folder.Folder, name: str, text: str) -> Path:
+        if name.startswith("night."):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, name, text)
+
+    monkeypatch.setattr(folder.Folder, "write", full)
+    told = nights.night(0.12, hook=f"cat >'{nights.place}/said'")
+    assert (told.judgement.verdict, told.exit_code) == ("regressed", 6)
+    assert "can't be written down in its report: No space left" in nights.troubles[0]
+    assert json.loads((nights.place / "said").read_text())["verdict"] == "regressed"
+
+
+def test_where_there_is_no_room_old_raw_files_go_before_the_run(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights.usual(2)
+    for night in nights.remembered():
+        (Path(night.path) / "raw/big").write_bytes(bytes(1000))
+    room = iter([False])
+    monkeypatch.setattr(folder, "has_room", lambda parent: next(room, True))
+    left: list[int] = []
+    nights.change = lambda r: left.append(len(list(nights.reports.glob("*/raw/big")))) or r
+    told = nights.night(most_raw_bytes=0)
+    assert left == [0], "they were gone when it began"
+    assert [one.files for one in told.thinned] == [1, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import calendar
+import errno
 import json
 import os
 import time
@@ -141,3 +142,18 @@ def test_a_record_that_can_not_be_written_keeps_everything(tmp_path: Path) -> No
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         thin(tmp_path / "none", "train", (), None, 0, NOW_S)
+
+
+def test_a_full_disk_does_not_stay_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, write = report(tmp_path, 20), os.write
+    room = iter([False])
+
+    def full(fd: int, data: bytes) -> int:
+        if not next(room, True):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", full)
+    (done,), _ = thin(tmp_path, "train", (), 14 * DAY_S, 10**9, NOW_S)
+    assert done.files == len(RAW) and files(old) == {*KEPT, "raw/thinned.jsonl"}
+    assert len((old / "raw/thinned.jsonl").read_text().splitlines()) == 1, "it is written down once there is room"
