@@ -71,25 +71,28 @@ class Window:
     spent_ns: int
 
 
-def first_process(steps: pandas.DataFrame) -> pandas.DataFrame:
-    """The rows of the first process of a pass: of the lowest rank, where there are ranks. Those of other hosts may have
-    the same pid."""
+def steps_of(report: Report, pass_id: str) -> pandas.DataFrame | None:
+    """The steps of the first process of a pass: of the lowest rank, where there are ranks. Those of other hosts may
+    have the same pid. None where there are none."""
+    steps = of_capture(report.table("steps"), (c.id for c in report.captures if c.pass_id == pass_id))
+    if steps is None:
+        return None
     if "rank" in steps.columns and steps["rank"].notna().any():
         steps = steps[(steps["rank"] == steps["rank"].min()).fillna(False)]
     first = steps.iloc[0]
     return steps[(steps["capture"] == first["capture"]) & (steps["pid"] == first["pid"])]
 
 
+def settled(steps: pandas.DataFrame) -> pandas.DataFrame:
+    """Those that were timed, without the warm-up; where nobody can tell that, without the first."""
+    timed = steps[steps["duration_ns"].notna()]
+    return timed[~timed["warmup"].fillna(timed["step"] == timed["step"].min()).astype(bool)]
+
+
 def steady_window(report: Report, pass_id: str) -> Window | None:
-    """Those of the first process with steps (rank 0, where there are ranks); where nobody can tell the warm-up, all but
-    the first step. None where the pass has none."""
-    frame = of_capture(report.table("steps"), (c.id for c in report.captures if c.pass_id == pass_id))
-    if frame is None:
-        return None
-    first = first_process(frame)
-    known = first[first["duration_ns"].notna() & first["start_ns"].notna()]
-    steady = known[~known["warmup"].fillna(known["step"] == known["step"].min()).astype(bool)]
-    if not len(steady):
+    """That of the first process with steps; None where the pass has none."""
+    steps = steps_of(report, pass_id)
+    if steps is None or not len(steady := settled(steps[steps["start_ns"].notna()])):
         return None
     end_ns = int((steady["start_ns"] + steady["duration_ns"]).max())
     pid, start_ns = int(steady["pid"].iloc[0]), int(steady["start_ns"].min())

@@ -130,7 +130,7 @@ class View:
 
     def steps_in(self, pass_id: str) -> pandas.DataFrame | None:
         """All steps of the first process of a pass."""
-        return _first_process(self.report, pass_id)
+        return judging.steps_of(self.report, pass_id)
 
     def stretch(self, pass_id: str) -> float:
         """How many times as long a usual step of that pass took as a bare one; 1 where that is unknown."""
@@ -170,20 +170,13 @@ def _one(values: pandas.Series[float], what: str) -> float:
     return float(values.median() if what == "median" else values.quantile(0.95))
 
 
-def _first_process(report: Report, pass_id: str) -> pandas.DataFrame | None:
-    ids = [c.id for c in report.captures if c.pass_id == pass_id]
-    frame = judging.of_capture(report.table("steps"), ids)
-    return None if frame is None else judging.first_process(frame)
-
-
 def steady_steps(report: Report, pass_id: str) -> pandas.DataFrame | None:
-    """Those of the first process (rank 0, where there are ranks) that no tool looked at closely; where nobody can tell
-    the warm-up, all but the first. None where there are none."""
-    frame = _first_process(report, pass_id)
-    if frame is None:
+    """Those of the first process that no tool looked at closely; None where there are none."""
+    steps = judging.steps_of(report, pass_id)
+    if steps is None:
         return None
-    warm = frame["warmup"].fillna(frame["step"] == frame["step"].min()).astype(bool)
-    steady = frame[~warm & ~frame["profiled"].fillna(False).astype(bool) & frame["duration_ns"].notna()]
+    steady = judging.settled(steps)
+    steady = steady[~steady["profiled"].fillna(False).astype(bool)]
     return steady if len(steady) else None
 
 
