@@ -83,11 +83,11 @@ def run(nightly: Nightly, console: runner.Console) -> tuple[Told, list[str]]:
             for stage in (run_plan, judge_night, compare_night, remember_night, thin_raw, write_note, call_hook):
                 stage(state)
         except ProfrunError as error:
-            kept.night_ends(nightly.name, verdict="unjudged", sentence=error.what, exit_code=error.exit_code)
+            _could_not(state, error.what, error.exit_code)
             raise
         except Exception as error:
             fault = f"a fault of profrun: {type(error).__name__}: {error}"
-            kept.night_ends(nightly.name, verdict="unjudged", sentence=fault, exit_code=EXIT_BUG)
+            _could_not(state, fault, EXIT_BUG)
             raise
         end(state)
         return state.told, state.troubles
@@ -401,14 +401,29 @@ def _accept(where: str, nights: Sequence[Night], why: str) -> None:
 
 def call_hook(state: State) -> None:
     """The user's own command, with night.json on its stdin."""
+    file = state.report.folder / "night.json"
+    _call(state, note.as_json(state.told), file if file.exists() else None)
+
+
+def _could_not(state: State, said: str, exit_code: int) -> None:
+    """A night that could not begin, or be brought to its end, is worth an alarm as well."""
+    known = {"verdict": "unjudged", "sentence": said, "exit_code": exit_code}
+    kept.night_ends(state.nightly.name, **known)
+    about = {"schema": note.SCHEMA, "name": state.nightly.name, "started_at": state.started_at}
+    report = str(state.report.folder.absolute()) if state.report else None
+    _call(state, json.dumps({**about, "report": report, **known}, indent=1))
+    if state.troubles:
+        state.console.log("\n".join(state.troubles))
+
+
+def _call(state: State, text: str, file: Path | None = None) -> None:
+    """The hook, with the file that holds the text; without one, as on a full disk, with the text itself."""
     hook = state.nightly.hook
     if hook is None:
         return
-    file = state.report.folder / "night.json"
-    if file.exists():
-        argv = ["sh", "-c", 'exec sh -c "$1" <"$2"', "sh", hook, str(file)]
-    else:  # on a full disk, say: that is worth an alarm, too
-        argv = ["sh", "-c", 'printf "%s\\n" "$2" | sh -c "$1"', "sh", hook, redact.in_text(note.as_json(state.told))]
+    argv = ["sh", "-c", 'exec sh -c "$1" <"$2"', "sh", hook, str(file)]
+    if file is None:
+        argv = ["sh", "-c", 'printf "%s\\n" "$2" | sh -c "$1"', "sh", hook, redact.in_text(text)]
     answer = process.ask(argv, timeout_s=_HOOK_S)
     if not answer.ok:
         last = answer.stderr.strip().splitlines()[-1:] or [answer.exit.describe() if answer.exit else "no answer"]

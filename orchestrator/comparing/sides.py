@@ -411,6 +411,8 @@ def _main_thread(view: View, capture: Capture) -> tuple[int, int] | None:
     main = None if frame is None else frame[frame["role"] == "main"]
     if main is None or not len(main):
         return None
+    if "rank" in main.columns and main["rank"].notna().any():  # the same one on both sides
+        main = main[(main["rank"] == main["rank"].min()).fillna(False)]
     times = main.groupby(["pid", "tid"])["total_ns"].sum()
     pid, tid = times.idxmax()
     return int(pid), int(tid)

@@ -208,8 +208,8 @@ def shares(report: Report) -> dict[str, float]:
 
     try:
         return {**host.shares(report), **_gpu_shares(report)}
-    except ReportError:  # a table that is gone or damaged; the rest of the run is known
-        return {}
+    except (ReportError, ArithmeticError, LookupError, TypeError, ValueError):
+        return {}  # a table that is gone, damaged or odd; the rest of the run is known
 
 
 _IDLE_FOR = ("host", "data", "copy", "communication", "sync", "between", "unknown")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from orchestrator import folder, history, journal, nightly, runner
-from orchestrator.errors import BusyError, HistoryError, PreflightError, UsageError
+from orchestrator.errors import BusyError, HistoryError, PreflightError, ProfrunError, UsageError
 from orchestrator.historic import store
 from orchestrator.locks import Locks
 from orchestrator.model import Finding, Metric, Outcome, StepRecord, StepStatus
@@ -498,3 +498,12 @@ def test_where_there_is_no_room_old_raw_files_go_before_the_run(
     told = nights.night(most_raw_bytes=0)
     assert left == [0], "they were gone when it began"
     assert [one.files for one in told.thinned] == [1, 1]
+
+
+def test_a_night_that_can_not_begin_raises_the_alarm(nights: Nights) -> None:
+    (nights.place / "plan.yaml").write_text("version: 1\ncollectors: [{use: nothing}]\n")
+    with pytest.raises(ProfrunError):
+        nights.night(hook=f"cat >'{nights.place}/said'")
+    said = json.loads((nights.place / "said").read_text())
+    assert (said["schema"], said["verdict"], said["report"]) == ("profrun/night/1", "unjudged", None)
+    assert said["exit_code"] and said["sentence"]
