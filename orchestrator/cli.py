@@ -99,13 +99,14 @@ def _heard(words: list[str]) -> int:
     with redirect_stdout(cast(TextIO, out)), redirect_stderr(cast(TextIO, err)):
         code = _guarded(words)
         out.flush()
-        if out.error is None:
-            return code
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still buffered
-        if isinstance(out.error, BrokenPipeError):
-            return code
-        print(f"profrun: stdout can't be written: {out.error.strerror}", file=sys.stderr)
-        return code or EXIT_PREFLIGHT
+        if out.error is not None and not isinstance(out.error, BrokenPipeError):
+            print(f"profrun: stdout can't be written: {out.error.strerror}", file=sys.stderr)
+            code = code or EXIT_PREFLIGHT
+        err.flush()
+        for fd, stream in ((1, out), (2, err)):
+            if stream.error is not None:  # what is still buffered would make Python end with 120
+                os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
+        return code
 
 
 def _guarded(words: list[str]) -> int:

@@ -18,7 +18,7 @@ import pytest
 from cli import command, environment
 from waiting import LIMIT_S, until
 
-from orchestrator import changes, folder, guard, journal, restoring
+from orchestrator import changes, folder, guard, journal, locks, restoring
 from orchestrator.journal import Journal, Left
 from orchestrator.locks import Locks
 from orchestrator.model import Run, Write
@@ -126,8 +126,10 @@ def test_whether_a_private_journal_of_another_user_is_alive_the_kernel_knows(mon
         def look() -> None:
             os.setgid(65534)
             os.setuid(65534)
-            assert [left.state for left in journal.left()] == wanted
-            assert bool(list(restoring.at_start(Locks()))) is (wanted == ["foreign"])
+            # in a PID namespace of its own the kernel hides the locks of others: then it may be alive
+            told = wanted if locks._sees_all() else ["alive"]
+            assert [left.state for left in journal.left()] == told
+            assert bool(list(restoring.at_start(Locks()))) is (told == ["foreign"])
 
         return knobs.in_child(look)
 

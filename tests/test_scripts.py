@@ -73,7 +73,7 @@ def world(tmp_path: Path) -> World:
     made.program("apt-get", 'echo "apt-get $*" >>"$CALLS"')
     made.program("apt-cache")
     made.program("python3", PYTHON.replace("{fits}", "0").replace("{pip}", "0"))
-    for tool in ("strace", "nsys", "ncu"):
+    for tool in ("strace", "perf", "nsys", "ncu"):
         made.program(tool)
     return made
 
@@ -148,7 +148,7 @@ def test_when_setup_fails_nothing_is_run(world: World) -> None:
 
 
 def test_setup_is_quick_and_silent_when_all_is_there(ready: World) -> None:
-    for tool in ("perf", "chromium", "sudo", "cron", "postgres", "sbatch", "mpirun"):
+    for tool in ("gdb", "cc", "chromium", "sudo", "cron", "postgres", "sbatch", "mpirun"):
         ready.program(tool)
     again = ready.run("setup", "--for-tests")
     assert (again.returncode, again.stdout, again.stderr) == (0, b"", b"")

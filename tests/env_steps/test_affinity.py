@@ -119,8 +119,8 @@ def test_a_program_that_runs_already_is_left_alone() -> None:
 def test_somebody_else_may_not_raise_its_priority() -> None:
     """In a process of its own, as there is no way back from what it gives up."""
     code = (
-        "import os, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-        "from orchestrator import process; from orchestrator.model import Child\n"
+        "import os, sys; from orchestrator import process; from orchestrator.model import Child\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "print(dict(process.tried(Child(nice=-5)).refused))"
     )
     answer = process.ask([sys.executable, "-c", code], timeout_s=60, cwd=str(Path(__file__).parents[2]))
