@@ -59,6 +59,11 @@ def of_capture(frame: pandas.DataFrame | None, captures: Iterable[str]) -> panda
     return found if len(found) else None
 
 
+COPYING = frozenset({"aten::cat", "aten::clone", "aten::copy_", "numpy.concatenate", "numpy.copy"})
+"""Operators that compute nothing: outside of the phases of a step, who spends much in them copies again what has been
+copied, into fresh memory."""
+
+
 @dataclass(frozen=True)
 class Window:
     """The steady steps of one pass, on the epoch clock. pid: of the process whose steps they are; `spent_ns` is what

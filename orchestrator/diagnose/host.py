@@ -70,8 +70,6 @@ _BY_SYSCALLS = frozenset({"file_io", "network_io", "process_spawn", "idle_wait"}
 _FILE_LOCKS = frozenset({"flock", "lockf", "fcntl"})
 _PROFILED_STEP = "ProfilerStep*"
 _PHASES = frozenset({"forward", "backward", "optimizer"})
-COPYING = frozenset({"aten::cat", "aten::clone", "aten::copy_", "numpy.concatenate", "numpy.copy"})
-"""They compute nothing: outside of the phases of a step, who spends much in them copies again what has been copied."""
 _OF_OTHERS = frozenset({"gil", "lock", "pipe"})
 """The waits that are put to what others did meanwhile."""
 
@@ -364,7 +362,7 @@ def _fault(report: Report, place: Place, rows: pandas.DataFrame) -> tuple[str, s
         return None
     if often := _often(report, op):
         return f"called {often}", _IN_ONE
-    if op in COPYING:
+    if op in judging.COPYING:
         return "which only copies", _ONCE
     trains = rows["phase"].isin(["backward", "optimizer"]).any()
     of_numpy = sum(pct for name, pct in place.called.items() if name.startswith("numpy."))

@@ -268,21 +268,28 @@ def page_faults(one: Sampled) -> Iterator[Finding]:
     proof = (_proof("process minor_faults_per_s", faults, "1/s"), _proof("process cpu_system_pct", system, "%"))
     limit: judging.Severity | None = "minor" if pct < MUCH_FAULTING_PCT else None
     for finding in _said(one, "page_faults", "memory_management", pct, title, advice, *proof, most=limit):
-        yield replace(finding, where=_where_native(one.report))
+        yield replace(finding, where=_where_native(one.report, pct))
 
 
-def _where_native(report: Report) -> dict[str, Any]:
+def _where_native(report: Report, pct: float) -> dict[str, Any]:
     """The function in which most of the native work is done: memory is first touched by who works on it, in no frame of
-    its own."""
+    its own. Else the one that copies, beside the phases of the step, for as long as the faults take: what it copies into
+    is fresh."""
     frame = report.table("host_time")
     if frame is None:
         return {}
     steady = frame[(frame["role"] == "main") & frame["part"].isin(["steady", "all"])]
-    native = steady[steady["state"].isin(["native", "memory"])].groupby(["function", "file"])["total_ns"].sum()
-    if not len(native) or native.max() < MOST_NATIVE * native.sum():
-        return {}
-    function, file = native.idxmax()
-    return {"function": str(function), "file": str(file)}
+    native = steady[steady["state"].isin(["native", "memory"])]
+    copying = native[native["op"].isin(list(judging.COPYING)) & native["phase"].isna()]
+    for rows, least_ns in (
+        (native, MOST_NATIVE * native["total_ns"].sum()),
+        (copying, pct / 100 * steady["part_ns"].max() if len(steady) else 0.0),
+    ):
+        spent = rows.groupby(["function", "file"])["total_ns"].sum()
+        if len(spent) and spent.max() >= least_ns:
+            function, file = spent.idxmax()
+            return {"function": str(function), "file": str(file)}
+    return {}
 
 
 def memory_short(one: Sampled) -> Iterator[Finding]:

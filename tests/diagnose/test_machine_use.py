@@ -257,3 +257,45 @@ def test_without_samples_it_abstains(tmp_path: Path) -> None:
     (said,) = machine_use(replace(whole, tables={}))
     assert isinstance(said, Abstention) and "use: monitor" in said.feed
     assert list(machine_use(replace(whole, tables={}, run=replace(whole.run, imported=True)))) == []
+
+
+FAULTING: Values = {("process", "100", "minor_faults_per_s"): 40_000.0, ("process", "100", "cpu_system_pct"): 32.0}
+
+
+def at_work(*rows: tuple[str, str | None, str | None, float]) -> Table:
+    """Of the main thread's steps: function, operator, phase and share."""
+    names = ("role", "part", "state", "part_ns", "file", "function", "op", "phase", "total_ns")
+    part_ns = 10**10
+    told = [
+        ("main", "steady", "native", part_ns, "/t.py", f, op, ph, round(pct / 100 * part_ns)) for f, op, ph, pct in rows
+    ]
+    return Table.of("host_time", told, names)
+
+
+@pytest.mark.parametrize(
+    ("rows", "function"),
+    [
+        ([("train", None, "backward", 70.0), ("extend", None, None, 20.0)], "train"),
+        ([("train", None, "backward", 50.0), ("extend", "numpy.concatenate", None, 46.0)], "extend"),
+        (
+            [
+                ("train", None, "backward", 50.0),
+                ("extend", "numpy.concatenate", None, 10.0),
+                ("eval", None, None, 40.0),
+            ],
+            None,
+        ),
+        ([("train", "aten::copy_", "backward", 46.0), ("extend", "numpy.dot", None, 40.0)], None),
+    ],
+    ids=[
+        "most of the native work",
+        "it copies as long as that",
+        "it copies too little",
+        "nobody copies beside the step",
+    ],
+)
+def test_fresh_memory_is_put_to_who_works_on_it(tmp_path: Path, rows: Any, function: str | None) -> None:
+    whole = report(tmp_path, FAULTING)
+    table = at_work(*rows).with_capture("p02-monitor")
+    (finding,) = found(replace(whole, tables={**whole.tables, "host_time": write(tmp_path, table)}))
+    assert (finding.rule, finding.where.get("function")) == ("page_faults", function)
