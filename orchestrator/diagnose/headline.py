@@ -47,4 +47,19 @@ def _bound(report: Report, worst: Finding) -> Bound:
         return _QUEUES.get(str(busiest["queue"]), "unknown")
     if worst.category in _GPU:
         return "gpu"
-    return "none" if worst.category in _OUTSIDE else "cpu" if worst.rule == "where_the_time_goes" else "unknown"
+    if worst.category in _OUTSIDE:
+        return "none"
+    return "cpu" if worst.rule == "where_the_time_goes" else _of_host(report)
+
+
+_AT_WORK = frozenset({"python", "native", "memory", "gc", "import", "compile"})
+
+
+def _of_host(report: Report) -> Bound:
+    """By what the thread of the steps does for half of them, as its samples tell."""
+    frame = report.table("host_time")
+    if frame is None:
+        return "unknown"
+    steady = frame[(frame["role"] == "main") & frame["part"].isin(["steady", "all"])]
+    work = steady[steady["state"].isin(list(_AT_WORK))]["total_ns"].sum()
+    return "cpu" if work >= steady["total_ns"].sum() / 2 > 0 else "unknown"

@@ -273,8 +273,8 @@ def page_faults(one: Sampled) -> Iterator[Finding]:
 
 def _where_native(report: Report, pct: float) -> dict[str, Any]:
     """The function in which most of the native work is done: memory is first touched by who works on it, in no frame of
-    its own. Else the one that copies, beside the phases of the step, for as long as the faults take: what it copies into
-    is fresh."""
+    its own. Else the one that copies, beside the phases of the step, for as long as the faults take: that is into fresh
+    memory."""
     frame = report.table("host_time")
     if frame is None:
         return {}

@@ -279,3 +279,16 @@ def test_a_rule_that_fails_costs_what_it_would_have_found_and_says_so(monkeypatc
     assert told.findings == (other,)
     assert told.abstentions == (Abstention("broken", diagnose.FAILED, ""),)
     assert "ZeroDivisionError" in log[0]
+
+
+@pytest.mark.parametrize(
+    ("state", "category", "bound"),
+    [("native", "memory_management", "cpu"), ("lock", "lock_contention", "unknown"), ("file", "file_io", "none")],
+)
+def test_what_bounds_a_program_is_told_by_what_its_steps_do(state: str, category: str, bound: str) -> None:
+    """Whichever rule has found the worst."""
+    seen = report({**OWN, "state": state, "pct": 80}, {**OWN, "state": "sleep", "pct": 20})
+    worst = Finding("page_faults", category, "critical", "It is slow", "", "high")  # type: ignore[arg-type]
+    object.__setattr__(seen, "findings", (worst,))
+    told = headline.of(seen)
+    assert told is not None and told.bound == bound
