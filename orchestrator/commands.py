@@ -249,7 +249,7 @@ def _submit(options: argparse.Namespace) -> int:
         raise UsageError("--slurm and --pid exclude each other", why, "leave one of them out")
     _need_program(plan, options)
     job = submit.Job(
-        words=tuple(word for word in options.own if not re.fullmatch(r"--slurm=.*|-n|--dry-run", word, re.DOTALL)),
+        words=tuple(_for_the_job(options.own)),
         command=options.command,
         parent=(options.output or Path(plan.report.directory)).absolute(),
         options=submit.options_of(options.slurm),
@@ -262,6 +262,15 @@ def _submit(options: argparse.Namespace) -> int:
         print(job.script().rstrip())
         return 0
     return job.run()
+
+
+def _for_the_job(own: Sequence[str]) -> Iterator[str]:
+    """Our own words as the job is to have them: it is submitted, and not a dry run. Short flags may share a word."""
+    for word in own:
+        if re.fullmatch(r"-[nqv]+", word):
+            word = word.replace("n", "")
+        if word not in ("-", "--dry-run") and not word.startswith("--slurm="):
+            yield word
 
 
 def _need_program(plan: Plan, options: argparse.Namespace) -> None:

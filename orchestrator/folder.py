@@ -287,16 +287,16 @@ def _is_report(path: Path) -> bool:
 
 
 def has_room(parent: Path) -> bool:
-    """Whether a run may be begun there. True where the folder is not there yet."""
+    """Whether a run may be begun there, as far as the disk is concerned."""
     try:
         return shutil.disk_usage(parent).free >= NEEDED_BYTES
-    except FileNotFoundError:
+    except OSError:
         return True
 
 
 def _check_room(parent: Path) -> None:
-    if not has_room(parent):
-        free = shutil.disk_usage(parent).free
+    free = shutil.disk_usage(parent).free
+    if free < NEEDED_BYTES:
         raise FolderError(
             f"no room for a report in {parent}",
             f"{free >> 20} MiB are free, {NEEDED_BYTES >> 20} MiB are needed to begin",

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import sys
 import time
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -77,17 +78,15 @@ def run(nightly: Nightly, console: runner.Console) -> tuple[Told, list[str]]:
     could not be judged for a fault outside of it."""
     state = State(nightly, console)
     try:
-        hold(state)
-        begin(state)
+        hold_name(state)
         try:
-            for stage in (run_plan, judge_night, compare_night, remember_night, thin_raw, write_note, call_hook):
+            for stage in STAGES:
                 stage(state)
         except ProfrunError as error:
             _could_not(state, error.what, error.exit_code)
             raise
         except Exception as error:
-            fault = f"a fault of profrun: {type(error).__name__}: {error}"
-            _could_not(state, fault, EXIT_BUG)
+            _could_not(state, f"a fault of profrun: {type(error).__name__}: {error}", EXIT_BUG)
             raise
         end(state)
         return state.told, state.troubles
@@ -105,13 +104,17 @@ def database(nightly: Nightly, plan: Plan) -> str:
 # ---------------------------------------------------------------- the stages
 
 
-def hold(state: State) -> None:
-    """One night of a name at a time, and one nightly at a time on the machine: another one's end is waited for."""
+def hold_name(state: State) -> None:
+    """One night of a name at a time."""
     name = state.nightly.name
     if same := state.held.take([f"nightly {name}"]):
         raise BusyError(
             f"a night of {name} is under way", same[0].text(), f"how it stands: profrun nightly list {name}"
         )
+
+
+def hold_machine(state: State) -> None:
+    """One nightly at a time on the machine: another one's end is waited for."""
     give_up_s = time.monotonic() + state.nightly.wait_s
     while others := state.held.take(["nightly"]):
         if time.monotonic() > give_up_s:
@@ -219,17 +222,23 @@ def judge_night(state: State) -> None:
 
 
 def _known(state: State) -> tuple[list[Night], str]:
-    """(the nights before it, why they can't be known). One from a clock that was ahead is no night before it: it would
-    be the newest for ever."""
+    """(the nights before it, why they can't be known)."""
     try:
         nights = history.nights(state.nightly.name, where=state.where)
     except HistoryError as error:
         return [], f"the nights before it are unknown: {_said(error)}"
-    own = state.report.run
-    ahead = [night.run_id for night in nights if night.started_at > own.started_at]
-    if ahead:
-        state.troubles.append(f"{', '.join(ahead)}: of a clock that was ahead; such nights are left out")
-    return [night for night in nights if night.run_id not in (own.id, *ahead)], ""
+    nights = [night for night in nights if night.run_id != state.report.run.id]
+    known = _not_to_come(nights)
+    ours = list(_of_this_host(nights))
+    if ours and not any(_of_this_host(known)):
+        return [], f"this machine's clock is behind: its newest night is of {ours[-1].started_at}"
+    return known, ""
+
+
+def _not_to_come(nights: Sequence[Night]) -> list[Night]:
+    """Without those of a clock that was ahead: such a one would be the newest for ever."""
+    now = kept.utc()
+    return [night for night in nights if night.started_at <= now]
 
 
 def _said(error: ProfrunError) -> str:
@@ -323,7 +332,7 @@ def compare_night(state: State) -> None:
     for night in there[:_COMPARED_WITH]:
         found = _compared(state, night)
         if found is None:
-            return
+            continue
         if not found.refused:
             changes = tuple(blame.sentence for blame in found.attribution[:_TOLD_CHANGES])
             state.told = replace(state.told, against=night.path, headline=found.headline, changes=changes)
@@ -408,12 +417,13 @@ def call_hook(state: State) -> None:
 def _could_not(state: State, said: str, exit_code: int) -> None:
     """A night that could not begin, or be brought to its end, is worth an alarm as well."""
     known = {"verdict": "unjudged", "sentence": said, "exit_code": exit_code}
-    kept.night_ends(state.nightly.name, **known)
     about = {"schema": note.SCHEMA, "name": state.nightly.name, "started_at": state.started_at}
     report = str(state.report.folder.absolute()) if state.report else None
     _call(state, json.dumps({**about, "report": report, **known}, indent=1))
-    if state.troubles:
-        state.console.log("\n".join(state.troubles))
+    with contextlib.suppress(OSError):  # what has ended the night may keep that from being written, too
+        kept.night_ends(state.nightly.name, **known)
+    for trouble in state.troubles:
+        print(f"profrun: {trouble}", file=sys.stderr)
 
 
 def _call(state: State, text: str, file: Path | None = None) -> None:
@@ -429,6 +439,11 @@ def _call(state: State, text: str, file: Path | None = None) -> None:
         last = answer.stderr.strip().splitlines()[-1:] or [answer.exit.describe() if answer.exit else "no answer"]
         said = answer.error or last[0]
         state.troubles.append(f"the hook failed: {said}")
+
+
+STAGES = (
+    hold_machine, begin, run_plan, judge_night, compare_night, remember_night, thin_raw, write_note, call_hook,
+)  # fmt: skip
 
 
 def end(state: State) -> None:
@@ -455,8 +470,8 @@ def accept(nightly: Nightly, run_id: str | None) -> list[str]:
         raise BusyError(f"a night of {nightly.name} is under way", busy[0].text(), "wait for its end")
     try:
         where = database(nightly, plan_of(nightly))
-        which = JUDGED if run_id is None else {*JUDGED, "unjudged"}
-        nights = list(_of_this_host(history.nights(nightly.name, where=where), which))
+        which = JUDGED if run_id is None else {*JUDGED, "unjudged"}  # whoever names one knows better
+        nights = list(_of_this_host(_not_to_come(history.nights(nightly.name, where=where)), which))
         runs = _to_accept(nights, run_id)
         if not runs:
             newest = f"the newest is {nights[-1].run_id}: {nights[-1].verdict}" if nights else "there is no night yet"

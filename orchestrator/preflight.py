@@ -73,18 +73,19 @@ def ask(run: Run, machine: Machine) -> Preflight:
     hurdles = tuple(one for one in hurdles if one.name not in run.plan.launcher.removes())
     held = occupied.holders(run.program, run.collectors(), run.plan.environment, machine)
     members = tuple((member, tuple(_checks(member, machine, run, hurdles, held))) for member in run.collectors())
-    steps = tuple((step, tuple(_of_step(step, machine))) for step in run.plan.environment)
-    if run.tasks and run.tasks.leads_from_afar:
-        members = tuple((member, tuple(map(_only_here, checks))) for member, checks in members)
-        steps = tuple((step, tuple(map(_only_here, checks))) for step, checks in steps)
+    steps = tuple((step, tuple(_here(run, _of_step(step, machine)))) for step in run.plan.environment)
     watched = any(member.use == "monitor" for member in run.collectors())
     about = [_about(hurdle) for hurdle in hurdles if hurdle.far or run.plan.target.inject]
     about += [] if run.pids else [*occupied.about(run.program), *about_ranks(run, machine)]
     return Preflight(members, steps if watched else tuple(_unwatched(steps)), tuple(about))
 
 
+def _here(run: Run, checks: Iterable[Check]) -> Iterator[Check]:
+    """What this host lacks stands in nobody's way where it only leads the job: each task asks on its own."""
+    return map(_only_here, checks) if run.tasks and run.tasks.leads_from_afar else iter(checks)
+
+
 def _only_here(check: Check) -> Check:
-    """Of a host that only leads the job: what is missing here need not be where the tasks run, and they ask there."""
     if check.verdict not in ("missing", "blocked"):
         return check
     said = f"on this host, which only leads the job: {check.message}; each task asks on its own host"
@@ -114,8 +115,10 @@ def _checks(
 ) -> list[Check]:
     taken = occupied.checks(collector, held, machine)
     obstacle = collector.obstacle_to_attach(machine) if run.pids else _out_of_reach(collector, hurdles)
-    obstacle = obstacle or _obstacle(taken)
-    return [obstacle] if obstacle else [*_asked(collector, machine), *taken]
+    if obstacle:
+        return [obstacle]
+    lacks = _obstacle(taken)
+    return [*_here(run, [lacks] if lacks else [*_asked(collector, machine), *taken])]
 
 
 def _wanted_in_a_container(run: Run) -> tuple[str, ...]:

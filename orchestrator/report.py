@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import json
 import re
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from orchestrator import tables
 from orchestrator.errors import ReportError
@@ -38,9 +37,11 @@ from orchestrator.model import (
     Tool,
 )
 
+T = TypeVar("T")
+
 if TYPE_CHECKING:
     import pandas
-    import pyarrow.parquet
+    import pyarrow
 
 SCHEMA = "profrun/summary/1"
 
@@ -116,7 +117,7 @@ class Report:
             return self.table(name)
         return self._from(name, lambda path: tables.longest(path, count, by)[0])
 
-    def _from(self, name: str, read: Callable[[Path], pandas.DataFrame]) -> pandas.DataFrame:
+    def _from(self, name: str, read: Callable[[Path], T]) -> T:
         path = self.folder / self.tables[name].path
         try:
             return read(path)
@@ -126,16 +127,20 @@ class Report:
     def _damaged(self, path: Path, error: Exception) -> ReportError:
         return ReportError(f"{path} can't be read", str(error), f"rebuild it: profrun report {self.folder}")
 
-    @contextlib.contextmanager
-    def parquet(self, name: str) -> Iterator[pyarrow.parquet.ParquetFile]:
-        """The file of a table that is there, to be read piece by piece. Raises ReportError where it can't be read, also
-        within."""
+    def schema(self, name: str) -> pyarrow.Schema:
+        """The columns of a table that is there, as its file has them. Raises ReportError where it can't be read."""
+        import pyarrow.parquet as pq
+
+        return self._from(name, lambda path: pq.read_schema(path))
+
+    def batches(self, name: str, columns: Sequence[str] | None = None) -> Iterator[pyarrow.RecordBatch]:
+        """The rows of a table that is there, piece by piece. Raises ReportError where it can't be read."""
         import pyarrow.parquet as pq
 
         path = self.folder / self.tables[name].path
         try:
             with pq.ParquetFile(path) as file:
-                yield file
+                yield from file.iter_batches(tables.PIECE_ROWS, columns=columns)
         except (OSError, ValueError) as error:
             raise self._damaged(path, error) from error
 
@@ -295,24 +300,31 @@ def _from_summary(data: Mapping[str, Any], folder: Path) -> Report:
         abstentions=tuple(Abstention(**one) for one in data.get("abstentions", ())),
         folder=folder,
     )
-    _see_to_places(report)
+    for name in (report.run.id, *report.tables):
+        _is_name(name)
+    for info in report.tables.values():
+        _is_inside(info.path)
     return report
 
 
-def _see_to_places(report: Report) -> None:
-    """That a report, which may have come from elsewhere, names nothing outside of its folder. Raises ValueError."""
-    ids = [*(one.id for one in report.passes), *(one.id for one in report.captures)]
-    names = [report.run.id, *ids, *report.tables]
-    if odd := next((name for name in names if name in ("", ".", "..") or set(name) & {"/", "\0"}), None):
-        raise ValueError(f"{odd!r} is no name")
-    paths = [*(info.path for info in report.tables.values()), *(a.path for c in report.captures for a in c.artifacts)]
-    if out := next((path for path in paths if path.startswith("/") or ".." in path.split("/")), None):
-        raise ValueError(f"{out!r} is not in the report's folder")
+def _is_name(text: str) -> str:
+    """Raises ValueError for what would be another folder as a part of a path."""
+    if text in ("", ".", "..") or set(text) & {"/", "\0"}:
+        raise ValueError(f"{text!r} is no name")
+    return text
+
+
+def _is_inside(path: str) -> str:
+    """Raises ValueError for a path that leads out of the report's folder."""
+    if path.startswith("/") or ".." in path.split("/"):
+        raise ValueError(f"{path!r} is not in the report's folder")
+    return path
 
 
 def pass_from(data: Mapping[str, Any]) -> PassRecord:
-    """A pass from its record in summary.json or raw/run.json."""
+    """A pass from its record in summary.json or raw/run.json. Raises ValueError."""
     known = {f.name: data[f.name] for f in fields(PassRecord) if f.name in data}
+    _is_name(known["id"])
     tuples = {"collectors": tuple(known["collectors"]), "notes": tuple(known.get("notes", ()))}
     intervals = {name: tuple(known[name]) for name in ("slowdown_ci95", "step_slowdown_ci95") if known.get(name)}
     tasks = tuple(task_from(task) for task in known.get("tasks", ()))
@@ -353,8 +365,12 @@ def _rank_from(data: Mapping[str, Any]) -> RankSeen:
 
 
 def capture_from(data: Mapping[str, Any], folder: Path) -> Capture:
-    """A capture from its record, without its run; its files are looked for in `folder`."""
+    """A capture from its record, without its run; its files are looked for in `folder`. Raises ValueError for one that
+    lies elsewhere: a report may have come from somebody else."""
     known = {f.name: data[f.name] for f in fields(Capture) if f.name in data}
+    _is_name(known["id"])
+    for artifact in known.get("artifacts", ()):
+        _is_inside(artifact["path"])
     tool, clock = known.get("tool"), known.get("clock")
     return Capture(
         **{

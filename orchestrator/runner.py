@@ -484,6 +484,11 @@ def read_raw(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(data, dict) or data.get("schema") != RAW_SCHEMA:
         raise ReportError(f"{file} is of another kind", f"not {RAW_SCHEMA}", "use the profrun that made it")
+    try:
+        list(captures_from(data["captures"], [*map(pass_from, data["passes"])], path))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise ReportError(f"{file} is damaged", said, f"profrun show {shlex.quote(str(path))}") from error
     return data
 
 

@@ -161,9 +161,9 @@ def _hosts_in_tables(report: Report) -> set[str]:
 
     found: set[str] = set()
     for name in report.tables:
-        with report.parquet(name) as file:
-            if "host" in file.schema_arrow.names:
-                found |= {*compute.unique(file.read(["host"])["host"]).to_pylist()} - {None, ""}
+        if "host" in report.schema(name).names:
+            for batch in report.batches(name, ["host"]):
+                found |= {*compute.unique(batch["host"]).to_pylist()} - {None, ""}
     return found
 
 
@@ -189,14 +189,14 @@ def _table(report: Report, name: str, stage: folder.Folder, veil: Veil) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    schema = report.schema(name)
     with (
-        report.parquet(name) as file,
         stage.stream(report.tables[name].path) as target,
-        pq.ParquetWriter(target, file.schema_arrow, compression="zstd") as writer,
+        pq.ParquetWriter(target, schema, compression="zstd") as writer,
     ):
-        for batch in file.iter_batches(tables.PIECE_ROWS):
+        for batch in report.batches(name):
             piece = tables.mapped(pa.Table.from_batches([batch]), veil)
-            writer.write_table(piece.cast(file.schema_arrow))
+            writer.write_table(piece.cast(schema))
 
 
 def _summary(report: Report, stage: folder.Folder, shared: Shared, kept: dict[str, str]) -> None:

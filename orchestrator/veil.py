@@ -53,8 +53,8 @@ _USER_KEYS = frozenset({"user", "username", "owner", "USER", "LOGNAME", "SUDO_US
 _VARIABLES = frozenset({"environment_variables", "environ", "env"})
 ENV = "env"
 """The environment step that sets variables."""
-_SET = frozenset({"set", "wanted", "before", "verified", "during", "after"})
-"""Where its plan and its record have them."""
+_SET = frozenset({"set", "before", "verified", "during", "after"})
+"""Where it has them, and its record."""
 
 
 class Veil:
@@ -80,7 +80,8 @@ class Veil:
         self._names = names
         alone = {name for name in hosts if not name.isdecimal() and name not in _NOWHERE}
         short = {name: name.partition(".")[0] for name in sorted(alone)}
-        one = {name: ("host", short[name] if short[name] in alone else name) for name in short}
+        full = Counter(stem for name, stem in short.items() if stem != name)  # of two a short name could be either's
+        one = {name: ("host", stem if stem in alone and full[stem] == 1 else name) for name, stem in short.items()}
         self._alone = one if names else {}
         known = {**{name: ("user", name) for name in sorted(set(users))}, **one}
         self._known = {name.lower(): what for name, what in known.items() if _tells(name)} if names else {}
@@ -142,16 +143,21 @@ class Veil:
     def tree(self, data: Any) -> Any:
         """JSON-able data with every text changed, and without the environment variables that tell of places."""
         if isinstance(data, Mapping):
-            sets = data.get("use") == ENV
-            return {
-                self(key): self.variables(value)
-                if isinstance(value, Mapping) and (key in _VARIABLES or (sets and key in _SET))
-                else self.tree(value)
-                for key, value in data.items()
-            }
+            is_env = data.get("use") == ENV
+            return {self(key): self._item(str(key), value, is_env) for key, value in data.items()}
         if isinstance(data, (list, tuple)):
             return [self.tree(item) for item in (redact.argv(data) if _is_texts(data) else data)]
         return self(data) if isinstance(data, str) else data
+
+    def _item(self, key: str, value: Any, is_env: bool) -> Any:
+        """What stands under a key; is_env: of the step that sets variables, or of its record, which has the step as it
+        was `wanted`."""
+        if isinstance(value, Mapping):
+            if is_env and key == "wanted":
+                return {self(name): self._item(str(name), one, is_env) for name, one in value.items()}
+            if key in _VARIABLES or (is_env and key in _SET):
+                return self.variables(value)
+        return self.tree(value)
 
     def variables(self, env: Mapping[str, Any]) -> dict[str, Any]:
         """Environment variables: those that say how fast a program may be, the others without their value."""

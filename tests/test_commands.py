@@ -58,7 +58,7 @@ def test_a_report_without_raw_files_can_be_shown_and_compared(capsys: pytest.Cap
     assert json.loads(capsys.readouterr().out)["step"]["verdict"] in ("same", "unsure")
 
 
-@pytest.mark.parametrize("dry", ["-n", "--dry-run"])
+@pytest.mark.parametrize("dry", ["-n", "--dry-run", "-qn"])
 def test_the_batch_script_that_is_printed_measures(dry: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.run(["cpu-quick", dry, "--slurm", "-N 2", "--", "python", "-n"]) == 0
     words = capsys.readouterr().out.splitlines()[-1].split()

@@ -88,11 +88,12 @@ def test_what_a_record_tells() -> None:
 
 
 def test_what_an_environment_step_sets_is_an_environment(veil: Veil) -> None:
-    step = {"use": "env", "set": {"LICENSE": "AB-12", "OMP_NUM_THREADS": "8"}}
-    record = {"use": "env", "wanted": {"LICENSE": "AB-12"}, "verified": {"LICENSE": "AB-12"}, "before": None}
-    assert veil.tree([step, record, {"use": "affinity", "wanted": {"cpus": "0-3"}}]) == [
-        {"use": "env", "set": {"LICENSE": LEFT_OUT, "OMP_NUM_THREADS": "8"}},
-        {"use": "env", "wanted": {"LICENSE": LEFT_OUT}, "verified": {"LICENSE": LEFT_OUT}, "before": None},
+    asked = {"set": {"LICENSE": "AB-12", "OMP_NUM_THREADS": "8"}, "unset": ["LD_PRELOAD"]}
+    clean = {"set": {"LICENSE": LEFT_OUT, "OMP_NUM_THREADS": "8"}, "unset": ["LD_PRELOAD"]}
+    record = {"use": "env", "wanted": asked, "verified": {"LICENSE": "AB-12"}, "before": None}
+    assert veil.tree([{"use": "env", **asked}, record, {"use": "affinity", "wanted": {"cpus": "0-3"}}]) == [
+        {"use": "env", **clean},
+        {"use": "env", "wanted": clean, "verified": {"LICENSE": LEFT_OUT}, "before": None},
         {"use": "affinity", "wanted": {"cpus": "0-3"}},
     ]
 
@@ -106,6 +107,11 @@ def test_a_host_has_one_name_however_it_is_called() -> None:
     assert (veil("gpu-01.cluster.corp"), veil("gpu-01"), veil("on gpu-01.cluster.corp:22")) == (
         "host-1", "host-1", "on host-1:22",
     )  # fmt: skip
+
+
+def test_two_hosts_of_one_short_name_stay_two() -> None:
+    veil = Veil({}, hosts=("gpu-01.a.corp", "gpu-01.b.corp", "gpu-01"))
+    assert len({veil("gpu-01.a.corp"), veil("gpu-01.b.corp")}) == 2
 
 
 def test_letters_that_only_fold_to_a_name_are_left() -> None:

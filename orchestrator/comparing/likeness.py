@@ -204,8 +204,8 @@ def _busy(report: Report) -> tuple[str, float] | None:
 
 def _environment(a: Report, b: Report) -> Iterator[Unlike]:
     """What the environment steps brought about: clocks, affinity, seeds. One that was not in force is another state."""
-    here, there = states(a.environment), states(b.environment)
-    unwatched = {*states(one for one in (*a.environment, *b.environment) if one.ignored)}
+    here, there = _states(a.environment), _states(b.environment)
+    unwatched = {*_states(one for one in (*a.environment, *b.environment) if one.ignored)}
     for name in dict.fromkeys((*here, *there)):
         if here.get(name) != there.get(name):
             one, other = here.get(name, _NOT_SET), there.get(name, _NOT_SET)
@@ -221,7 +221,7 @@ _WAITS = ("cpu_idle", "gpu_idle", "quiet_services", "wait_cool", "shell", "env",
 force tells."""
 
 
-def states(records: Iterable[StepRecord]) -> dict[str, str]:
+def _states(records: Iterable[StepRecord]) -> dict[str, str]:
     """What each environment step has brought about, by its part where it has any: the value, or why not."""
     found: dict[str, str] = {}
     for record in records:

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import tables
-
 if TYPE_CHECKING:
     import pyarrow
 
@@ -40,15 +38,13 @@ def _table(report: Report, name: str) -> Flat:
     import pyarrow as pa
 
     told = {b"meaning": b"the run that it is of"}
-    with report.parquet(name) as file:
-        known = file.schema_arrow
+    known = report.schema(name)
     schema = pa.schema([pa.field(RUN, pa.string(), metadata=told), *known], metadata=known.metadata)
 
     def pieces() -> Iterator[Any]:
-        with report.parquet(name) as file:
-            for batch in file.iter_batches(tables.PIECE_ROWS):
-                run = pa.repeat(pa.scalar(report.run.id), batch.num_rows)
-                yield pa.Table.from_arrays([run, *batch.columns], schema=schema)
+        for batch in report.batches(name):
+            run = pa.repeat(pa.scalar(report.run.id), batch.num_rows)
+            yield pa.Table.from_arrays([run, *batch.columns], schema=schema)
 
     return Flat(name, schema, pieces())
 

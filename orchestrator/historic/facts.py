@@ -9,11 +9,9 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.comparing.likeness import states
 from orchestrator.errors import ProfrunError, ReportError
 from orchestrator.model import StepRecord
 from orchestrator.report import Report
@@ -122,20 +120,20 @@ def _machine(machine: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-_PASSING = ("failed", "drifted")
-"""States of an environment step that may be others the next time: such a run is of the environment that its plan asks
-for, and a comparison says what was not in force. All other states last: without a right, or on a machine that has no
-such thing, every run is like that one."""
+_LASTS = ("refused", "not_available", "clamped")
+"""States of an environment step that are the same the next time: without a right, on a machine that has no such thing
+or not so much of it, every run is like that one. A run in which a step has failed, or did not last, is of the
+environment that its plan asks for; a comparison says what was not in force."""
 
 
 def _lasting(records: Iterable[StepRecord]) -> dict[str, str]:
-    """What the environment steps bring about here, by step and part."""
-    return {name.removeprefix("environment "): state for name, state in states(map(_as_asked, records)).items()}
-
-
-def _as_asked(record: StepRecord) -> StepRecord:
-    parts = tuple(replace(part, status="applied") if part.status in _PASSING else part for part in record.parts)
-    return replace(record, parts=parts, status="applied" if record.status in _PASSING else record.status)
+    """What the environment steps can bring about here, by step, and by part where one part differs."""
+    found: dict[str, str] = {}
+    for record in records:
+        parts = {f"{record.use}: {part.name}": part for part in record.parts if part.status in _LASTS}
+        found[record.use] = record.status if record.status in _LASTS and not parts else "in force"
+        found |= {name: f"{part.status} {part.verified or ''}".strip() for name, part in parts.items()}
+    return found
 
 
 def _gpus(gpus: Any) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def between(readings: Sequence[Reading], middle_ns: int) -> Offset | None:
         best = min((first, last), key=lambda one: one.error_ns)
         return Offset(middle_ns, best.offset_ns, error_ns)
     drift = grown_ns / span_ns
-    if abs(drift) > MOST_DRIFT:
+    if abs(grown_ns) - first.error_ns - last.error_ns > MOST_DRIFT * span_ns:
         return Offset(middle_ns, first.offset_ns, abs(grown_ns) + error_ns, was_set=True)
     return Offset(middle_ns, first.offset_ns + round(drift * (middle_ns - first.at_ns)), error_ns, drift)
 

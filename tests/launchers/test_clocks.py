@@ -192,3 +192,8 @@ def test_a_clock_that_was_set_meanwhile_is_no_drift() -> None:
     found = between([Reading(0, 0, 50_000), Reading(10**10, 500_000_000, 50_000)], 5 * 10**9)
     assert found is not None and found.was_set and found.drift == 0
     assert found.error_ns == 500_050_000, "each moment lies within it, whenever that was"
+
+
+def test_what_the_readings_errors_explain_is_no_clock_that_was_set() -> None:
+    found = between([Reading(0, 0, 500_000), Reading(10**9, 1_050_000, 500_000)], 5 * 10**8)
+    assert found is not None and not found.was_set

@@ -17,7 +17,7 @@ from orchestrator import folder, history, journal, nightly, runner
 from orchestrator.errors import BusyError, HistoryError, PreflightError, ProfrunError, UsageError
 from orchestrator.historic import store
 from orchestrator.locks import Locks
-from orchestrator.model import Finding, Metric, Outcome, StepRecord, StepStatus
+from orchestrator.model import Finding, Metric, Outcome, Part, StepRecord, StepStatus
 from orchestrator.nights import kept, note
 from orchestrator.nights.words import Nightly, Told
 from orchestrator.plan import Plan
@@ -56,7 +56,7 @@ class Nights:
     def _report(self, path: Path, plan: Plan) -> Report:
         self.count += 1
         info = RunInfo(
-            path.name, plan.name, f"2026-11-{self.count:02}T02:30:00Z", 60.0, ("true",), str(self.place), "0.1.0"
+            path.name, plan.name, f"2020-11-{self.count:02}T02:30:00Z", 60.0, ("true",), str(self.place), "0.1.0"
         )
         steps = Metric(self.step_s, "s", (0.99 * self.step_s, 1.01 * self.step_s), 5, median=self.step_s)
         machine = {"hostname": platform.node(), "cpu": {"model": "a CPU"}}
@@ -276,14 +276,17 @@ def governed(governor: str) -> Callable[[Report], Report]:
 
 
 def clocks(status: StepStatus) -> Callable[[Report], Report]:
-    return lambda r: replace(r, environment=(StepRecord("gpu_clocks", status, wanted="1200 MHz"),))
+    """gpu_clocks in that state, with the part that it has: what was read is what a drift has made of it."""
+    verified = "900 MHz" if status == "drifted" else "1200 MHz" if status == "applied" else None
+    parts = (Part("GPU 0", status, "1200 MHz", verified=verified),)
+    return lambda r: replace(r, environment=(StepRecord("gpu_clocks", status, wanted="1200 MHz", parts=parts),))
 
 
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
         (governed("performance"), governed("powersave"), "governor: performance -> powersave"),
-        (clocks("applied"), clocks("refused"), "environment.gpu_clocks: in force -> refused"),
+        (clocks("applied"), clocks("refused"), "environment.gpu_clocks: GPU 0: the default -> refused"),
     ],
 )
 def test_a_lasting_change_of_the_machine_starts_anew(nights: Nights, before: Any, after: Any, said: str) -> None:
@@ -306,6 +309,7 @@ def test_a_night_in_a_passing_state_of_the_machine_is_not_judged(nights: Nights,
     told = nights.night(0.12)
     assert (told.judgement.verdict, told.exit_code) == ("unjudged", 6)
     assert f"not as the plan wants it: gpu_clocks {status}" in told.judgement.reason
+    assert told.starts_anew == ()
     nights.change = clocks("applied")
     assert nights.night(0.1).judgement.reason == "as usual"
 
@@ -336,11 +340,14 @@ def test_the_newest_accepted_night_that_is_like_it_is_compared_with(nights: Nigh
 
 
 def test_a_night_that_was_not_judged_can_be_accepted_by_name(nights: Nights) -> None:
+    nights.change = clocks("applied")
     nights.usual()
     nights.change = clocks("failed")
     told = nights.night(0.12)
     assert nightly.accept(nights.nightly, told.run_id) == [told.run_id]
     assert nights.remembered()[-1].verdict == "accepted"
+    nights.change = clocks("applied")
+    assert nights.night(0.12).judgement.reason == "as usual", "it is the level now"
 
 
 def test_steps_that_are_gone_are_no_faster_program(nights: Nights) -> None:
@@ -353,12 +360,28 @@ def test_steps_that_are_gone_are_no_faster_program(nights: Nights) -> None:
 
 def test_a_night_of_a_clock_that_was_ahead_is_left_out(nights: Nights) -> None:
     nights.usual()
-    nights.change = lambda r: replace(r, run=replace(r.run, started_at="2031-01-01T02:30:00Z"))
-    ahead = nights.night(0.1)
+    nights.change = lambda r: replace(r, run=replace(r.run, started_at="9999-01-01T02:30:00Z"))
+    nights.night(0.1)
     nights.change = lambda report: report
-    verdicts = [nights.night(0.12).judgement.verdict for _ in range(2)]
-    assert verdicts == ["suspect", "regressed"]
-    assert f"{ahead.run_id}: of a clock that was ahead" in nights.troubles[0]
+    told = [nights.night(0.12) for _ in range(2)]
+    assert [one.judgement.verdict for one in told] == ["suspect", "regressed"]
+    assert nightly.accept(nights.nightly, None) == [one.run_id for one in told]
+
+
+def test_a_clock_that_is_behind_lets_nothing_be_judged(nights: Nights) -> None:
+    nights.change = lambda r: replace(r, run=replace(r.run, started_at="9999-01-01T02:30:00Z"))
+    nights.night()
+    nights.change = lambda report: report
+    told = nights.night(0.2)
+    assert (told.judgement.verdict, told.exit_code) == ("unjudged", 6)
+    assert told.judgement.reason == "this machine's clock is behind: its newest night is of 9999-01-01T02:30:00Z"
+
+
+def test_where_the_newest_report_is_damaged_an_older_one_is_compared(nights: Nights) -> None:
+    nights.usual()
+    newest, older = nights.remembered()[-1], nights.remembered()[-2]
+    (Path(newest.path) / "summary.json").write_text("{")
+    assert nights.night().against == older.path
 
 
 def test_only_its_own_report_is_named_of_a_night_that_was_cut(tmp_path: Path) -> None:
