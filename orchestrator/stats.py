@@ -13,7 +13,7 @@ _T975 = (
     2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860,
     2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423,
 )  # fmt: skip
-_Z975 = 1.959964
+_Z975, _Z95 = 1.959964, 1.644854
 
 _OUTLIER_FROM = 3.5
 _SIGMA_PER_MAD = 1.4826
@@ -90,6 +90,16 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Metric:
     half = _log_half_width(above, below)
     ci95 = None if half is None else (value * math.exp(-half), value * math.exp(half))
     return Metric(value, "x", ci95=ci95, n=len(above))
+
+
+def least_share(share: float, samples: int) -> float:
+    """What a share of so many independent samples is at least, with 95 % confidence: the lower end of the score
+    interval (E. Wilson, Probable inference, the law of succession, and statistical inference, JASA 22, 1927)."""
+    if samples <= 0:
+        return 0.0
+    square = _Z95**2 / samples
+    middle = share + square / 2
+    return max(0.0, (middle - math.sqrt(square * share * (1 - share) + square**2 / 4)) / (1 + square))
 
 
 def _log_half_width(above: Sequence[float], below: Sequence[float]) -> float | None:

@@ -132,3 +132,16 @@ def test_the_interval_of_a_ratio_holds_the_truth_19_times_of_20(n_above: int, n_
 def test_the_mean_is_the_mean() -> None:
     values = [0.1] * 10
     assert stats.describe(values).value == statistics.fmean(values) == 0.1
+
+
+@pytest.mark.parametrize(("hits", "samples"), [(6, 44), (5, 46), (30, 100), (160, 343), (15, 1000)])
+def test_a_share_is_at_least_what_chance_would_hardly_exceed(hits: int, samples: int) -> None:
+    """Were it that small, more hits would come about in some 5 % of all cases: counted, those with as many by half."""
+    least = stats.least_share(hits / samples, samples)
+    chance = [math.comb(samples, n) * least**n * (1 - least) ** (samples - n) for n in range(hits, samples + 1)]
+    assert 0.03 < sum(chance) - chance[0] / 2 < 0.07
+
+
+def test_of_no_samples_a_share_is_nothing() -> None:
+    assert stats.least_share(1.0, 0) == 0.0
+    assert 0 < stats.least_share(1.0, 20) < 1

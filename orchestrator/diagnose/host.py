@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import judging
+from orchestrator import judging, stats
 from orchestrator.formats.stacks import is_own, split_frame
 from orchestrator.locating.frames import HELD
 from orchestrator.model import USABLE, Abstention, Evidence, Finding
@@ -72,6 +72,10 @@ _PROFILED_STEP = "ProfilerStep*"
 _PHASES = frozenset({"forward", "backward", "optimizer"})
 _OF_OTHERS = frozenset({"gil", "lock", "pipe"})
 """The waits that are put to what others did meanwhile."""
+
+
+COPIES_FROM_PCT = 15.0
+"""Less in copies is what a batch on its way takes: it is collated, cast, written into its place."""
 
 
 @dataclass
@@ -319,7 +323,9 @@ def _finding(report: Report, capture: str, place: Place, rows: pandas.DataFrame,
     severity, queue = judging.severity(place.pct), _queue(report)
     if severity is None or (queue and place.category == "host_sync"):
         return None
-    fault = _fault(report, place, rows) if place.is_purpose else None
+    least_pct = 100 * stats.least_share(min(1.0, place.pct / 100), int(rows["samples"].sum()))
+    severity = judging.severity(least_pct) or "minor"  # of few samples a share may be large by chance
+    fault = _fault(report, place, rows, least_pct) if place.is_purpose else None
     calm = (
         queue == "dense"
         or (place.is_purpose and not fault)
@@ -354,7 +360,7 @@ def _finding(report: Report, capture: str, place: Place, rows: pandas.DataFrame,
     )
 
 
-def _fault(report: Report, place: Place, rows: pandas.DataFrame) -> tuple[str, str] | None:
+def _fault(report: Report, place: Place, rows: pandas.DataFrame, least_pct: float) -> tuple[str, str] | None:
     """What speaks against the framework's work there being what the program is for, as the end of the title, and
     advice: it goes over a tensor by pieces, it copies, or it is NumPy's in a program that trains with PyTorch."""
     op = max(place.called, key=lambda name: place.called[name], default=None)
@@ -362,7 +368,7 @@ def _fault(report: Report, place: Place, rows: pandas.DataFrame) -> tuple[str, s
         return None
     if often := _often(report, op):
         return f"called {often}", _IN_ONE
-    if op in judging.COPYING:
+    if op in judging.COPYING and least_pct >= COPIES_FROM_PCT:
         return "which only copies", _ONCE
     trains = rows["phase"].isin(["backward", "optimizer"]).any()
     of_numpy = sum(pct for name, pct in place.called.items() if name.startswith("numpy."))

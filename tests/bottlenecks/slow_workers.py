@@ -30,7 +30,7 @@ if __name__ == "__main__":
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for batch in DataLoader(Scans(1280), batch_size=16, num_workers=2):
-        for _ in range(20):
+        for _ in range(60):
             optimizer.zero_grad()
             model(batch).square().mean().backward()
             optimizer.step()

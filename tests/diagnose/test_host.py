@@ -292,3 +292,22 @@ def test_what_bounds_a_program_is_told_by_what_its_steps_do(state: str, category
     object.__setattr__(seen, "findings", (worst,))
     told = headline.of(seen)
     assert told is not None and told.bound == bound
+
+
+@pytest.mark.parametrize(("times", "severity"), [(1, "major"), (0.05, "minor")])
+def test_of_few_samples_a_share_may_be_large_by_chance(times: float, severity: str) -> None:
+    """6 of 44: the least that may be is 7 %."""
+    made = report({**OWN, "state": "file", "native": "write (libc.so.6)", "pct": 14}, {**FRAMEWORK, "pct": 86})
+    frame = made.table("host_time")
+    assert frame is not None
+    few = frame.assign(samples=(frame["samples"] * times * 0.9).round().astype(int))
+    (place,) = [one for one in host.places(few) if one.category == "file_io"]
+    found = host._finding(made, "p1-py-spy", place, few, is_first=True)
+    assert found is not None and found.severity == severity
+
+
+def test_copying_is_a_fault_where_it_takes_more_than_a_batch_on_its_way() -> None:
+    for pct, severity in ((60, "major"), (16, "minor")):
+        copies = {**FRAMEWORK, "native": "copy (libtorch.so)", "op": "aten::cat", "function": "grow", "pct": pct}
+        found = findings(copies, {**FRAMEWORK, "function": "train", "phase": "forward", "pct": 100 - pct})
+        assert {one.where["function"]: one.severity for one in found}["grow"] == severity
