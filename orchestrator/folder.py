@@ -32,6 +32,9 @@ NEEDED_BYTES = 64 << 20
 REPORTS = Path("reports")
 """Where the folders of runs are made, and looked for by name."""
 
+SCRATCH = "profrun-"
+"""How the names of temporary folders begin."""
+
 THINNED = "raw/thinned.jsonl"
 """In a report: a line for each time that raw files of it were deleted."""
 
@@ -357,7 +360,7 @@ def scratch() -> Path:
         if place:
             with contextlib.suppress(OSError):
                 if shutil.disk_usage(place).free >= NEEDED_BYTES:
-                    return Path(tempfile.mkdtemp(prefix="profrun-", dir=place)).absolute()
+                    return Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place)).absolute()
     raise FolderError(
         "no place for temporary files",
         f"TMPDIR, /tmp, /var/tmp and this directory can't be written, or have less than {NEEDED_BYTES >> 20} MiB free",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from orchestrator import tables
 from orchestrator.errors import ReportError
-from orchestrator.folder import lookup
+from orchestrator.folder import SCRATCH, lookup
 from orchestrator.model import (
     Abstention,
     Artifact,
@@ -315,8 +315,11 @@ def _is_name(text: str) -> str:
 
 
 def _is_inside(path: str) -> str:
-    """Raises ValueError for a path that leads out of the report's folder."""
-    if path.startswith("/") or ".." in path.split("/"):
+    """Raises ValueError for a path that leads out of the report's folder, but for one into our own scratch space: where
+    the report's disk was full, the tools' files are still there."""
+    parts = path.split("/")
+    is_scratch = any(part.startswith(SCRATCH) for part in parts[:-1])
+    if (path.startswith("/") and not is_scratch) or ".." in parts:
         raise ValueError(f"{path!r} is not in the report's folder")
     return path
 

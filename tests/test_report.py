@@ -126,3 +126,12 @@ def test_a_report_from_elsewhere_names_nothing_outside_of_its_folder(tmp_path: P
     (tmp_path / "summary.json").write_text(json.dumps(data))
     with pytest.raises(ReportError, match="can't be read"):
         load(tmp_path)
+
+
+def test_files_that_stayed_in_our_scratch_space_are_still_the_reports(tmp_path: Path) -> None:
+    """Its disk was full."""
+    data = json.loads(json.dumps(summary(sample_report.build(tmp_path))))
+    there = "/tmp/profrun-nu7hr_bn/p02.1/p02-strace/summary.txt"
+    next(c for c in data["captures"] if c["artifacts"])["artifacts"][0].update(path=there)
+    (tmp_path / "summary.json").write_text(json.dumps(data))
+    assert there in [one.path for capture in load(tmp_path).captures for one in capture.artifacts]

@@ -40,7 +40,7 @@ def test_what_a_login_node_lacks_keeps_no_tool_from_the_nodes(monkeypatch: pytes
             next((c.verdict for c in checks if c.verdict != "ok"), "ok") for _, checks in found.checks + found.steps
         ]
 
-    job = ("srun", "-n", "2", "python", "t.py")
+    job = ("srun", "-n", "2", sys.executable, "t.py")
     assert verdicts(*job) == ["warn", "warn"], "each task asks on its own host"
     assert verdicts(*job[3:]) == ["missing", "missing"]
     monkeypatch.setenv("SLURMD_NODENAME", "node0")

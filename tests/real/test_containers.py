@@ -85,7 +85,9 @@ def pythons(result: Result) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("words", KINDS)
 def test_a_process_learns_its_number_outside(words: tuple[str, ...], tmp_path: Path) -> None:
-    program = "import os, sys; print(os.getpid()); pid = os.fork(); os.waitpid(pid, 0) if pid else sys.exit()"
+    program = (
+        "import os, sys; print(os.getpid(), flush=True); pid = os.fork(); os.waitpid(pid, 0) if pid else sys.exit()"
+    )
     seen, left = inject([*words, sys.executable, "-c", program], tmp_path, tmp_path / "inside", hold=True)
     (one,) = left.content.processes
     assert (seen.code, seen.stdout, seen.stderr) == (0, "1\n", "")
