@@ -314,11 +314,15 @@ def _is_name(text: str) -> str:
     return text
 
 
+_SCRATCH = re.compile(re.escape(SCRATCH) + "[a-z0-9_]{8}")
+"""The names that tempfile.mkdtemp makes: a folder of a user's, profrun-main say, is none of them."""
+
+
 def _is_inside(path: str) -> str:
     """Raises ValueError for a path that leads out of the report's folder, but for one into our own scratch space: where
     the report's disk was full, the tools' files are still there."""
     parts = path.split("/")
-    is_scratch = any(part.startswith(SCRATCH) for part in parts[:-1])
+    is_scratch = any(_SCRATCH.fullmatch(part) for part in parts[:-1])
     if (path.startswith("/") and not is_scratch) or ".." in parts:
         raise ValueError(f"{path!r} is not in the report's folder")
     return path

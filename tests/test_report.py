@@ -117,6 +117,9 @@ def test_machine_json_has_the_settings_before_during_and_after(tmp_path: Path) -
         lambda data: data["tables"]["steps"].update(path="/etc/passwd"),
         lambda data: data["captures"][0].update(id="../../evil"),
         lambda data: next(c for c in data["captures"] if c["artifacts"])["artifacts"][0].update(path="raw/../../x"),
+        lambda data: next(c for c in data["captures"] if c["artifacts"])["artifacts"][0].update(
+            path="/a/profrun-main/x"
+        ),
         lambda data: data["passes"][0].update(id=".."),
     ],
 )

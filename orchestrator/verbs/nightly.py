@@ -138,7 +138,8 @@ def _made(options: argparse.Namespace) -> Nightly:
         fitting = re.sub(r"[^A-Za-z0-9_.-]+", "-", options.name).strip("-.") or "train"
         raise UsageError(f"NAME: {error}", "", how(name=fitting, at="02:30", **said)) from error
     if name.endswith(".night"):
-        raise UsageError(f"NAME: {name} ends in .night", "so do the files of newest nights", "another name")
+        other = how(name=name.removesuffix(".night"), at=options.at or "02:30", **said)
+        raise UsageError(f"NAME: {name} ends in .night", "so do the files of newest nights", other)
     if not options.at:
         raise UsageError("--at is missing", "when the night begins", how(name=name, at="02:30", **said))
     try:
