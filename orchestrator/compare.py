@@ -4,7 +4,7 @@ out."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -26,7 +26,7 @@ def compare(a: Report, b: Report, *, anyway: bool = False) -> Comparison:
     made = Comparison(likeness.side(a), likeness.side(b), "", found, anyway=anyway and _refuses(found))
     if made.refused:
         return replace(made, headline=blame.headline(made))
-    one, other = View(a), View(b)
+    one, other = sides.both(a, b)
     scale = Scale.of_views(one, other)
     sampled = (sides.sampled(one), sides.sampled(other))
     figures = [*_figures(one, other, scale)]
@@ -39,7 +39,7 @@ def compare(a: Report, b: Report, *, anyway: bool = False) -> Comparison:
         *_seen("syscall", sides.system_calls(one), sides.system_calls(other), scale),
         *_findings(one, other, scale),
     ])  # fmt: skip
-    step = next((change for change in figures if change.name in ("step_s", "wall_s")), None)
+    step = next((change for change in figures if change.name in (_step(one), "wall_s")), None)
     why = blame.attribution(step, changes, _chains(sampled[1] or sampled[0]))
     made = replace(made, step=step, changes=changes, attribution=why)
     return replace(made, headline=blame.headline(made), notes=tuple(_notes(a, b, made)))
@@ -52,6 +52,15 @@ def _refuses(found: tuple[Any, ...]) -> bool:
 def _notes(a: Report, b: Report, made: Comparison) -> Iterator[str]:
     if a.run.id == b.run.id:
         yield "A and B are the same run"
+    if made.step and made.step.name == QUICK:
+        yield _noisy(made)
+    quick = next((change for change in made.changes if change.name == QUICK), None)
+    if made.step and made.step.name == "step_s" and made.step.verdict in ("slower", "faster") and quick:
+        if quick.verdict == "same":
+            yield (
+                "the quickest steps have not changed: only some of the program's steps have, or the machine was "
+                f"otherwise busy all through {'B' if made.step.verdict == 'slower' else 'A'}"
+            )
     if made.anyway:
         yield "these runs are unlike, and were compared all the same: what has changed may be what they ran on"
     cpu = next((change for change in made.changes if change.name == "step_cpu_s"), None)
@@ -60,16 +69,35 @@ def _notes(a: Report, b: Report, made: Comparison) -> Iterator[str]:
         yield f"though a step of B used {by} CPU time (--metric step_cpu_s), which other load changes less"
 
 
+def _noisy(made: Comparison) -> str:
+    usual = next(change for change in made.changes if change.name == "step_s")
+    by = "" if usual.ratio is None else f" (by {100 * (usual.ratio - 1):+.1f} %)"
+    return (
+        f"bare runs of one side differ by more than {100 * sides.NOISY:g} %: the verdict and all shares are of their "
+        f"quickest steps, which other load changes least; whether the usual step has changed{by} is not judged"
+    )
+
+
 # ---------------------------------------------------------------- figures and phases
+
+QUICK = "quick_step_s"
+
+
+def _step(view: View) -> str:
+    """The figure that the verdict is of, where there are steps."""
+    return QUICK if view.quick else "step_s"
 
 
 def _figures(a: View, b: View, scale: Scale) -> Iterator[Change]:
     """The step first, where both have one; then the run; then everything that the reports have a figure of."""
     if a.step_s is not None and b.step_s is not None:
-        for name, column, what in _STEPS:
-            found = _of_steps(a, b, column, what)
-            if found.value is not None:
-                yield weighing.of_runs("metric", name, found, "s", scale)
+        made = {
+            name: weighing.of_runs("metric", name, found, "s", scale)
+            for name, column, what in _STEPS
+            if (found := _of_steps(a, b, column, what)).value is not None
+        }
+        loose = [name for name, column, _ in _STEPS if a.quick and name != QUICK and sides.is_noisy(a, b, column)]
+        yield from _less_sure(made, loose).values()
     if a.walls_s and b.walls_s:
         whole = None if scale.of == "A's step" else scale
         yield weighing.of_runs("metric", "wall_s", numbers.ratio(a.walls_s, b.walls_s), "s", whole)
@@ -79,13 +107,26 @@ def _figures(a: View, b: View, scale: Scale) -> Iterator[Change]:
 
 _STEPS = (
     ("step_s", "duration_ns", "median"),
+    (QUICK, "duration_ns", "quick"),
     ("step_mean_s", "duration_ns", "mean"),
     ("step_p95_s", "duration_ns", "p95"),
     ("step_cpu_s", "cpu_ns", "median"),
 )
 """Figures of the steady steps: name, column, and what is taken of each run. The CPU time of a step is what a busy
 machine changes least."""
-_TOLD_ELSEWHERE = {"step_s", "wall_s", "warmup_steps"}
+_TOLD_ELSEWHERE = {"step_s", QUICK, "wall_s", "warmup_steps"}
+
+
+def _less_sure(figures: dict[str, Change], loose: Collection[str]) -> dict[str, Change]:
+    """Of a figure in which the runs of one side differ much (`loose`) a change is told only if the quickest steps have
+    it, too: all runs of one side may have had the same neighbour."""
+    why = "; the quickest steps do not say so, and the machine has had other work"
+    doubted = {
+        name: replace(one, verdict="unsure", evidence=one.evidence + why)
+        for name, one in figures.items()
+        if name in loose and one.verdict in ("slower", "faster") and one.verdict != figures[QUICK].verdict
+    }
+    return {**figures, **doubted}
 
 
 def _of_steps(a: View, b: View, column: str, what: str) -> Ratio:

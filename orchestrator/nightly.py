@@ -22,14 +22,15 @@ from orchestrator.errors import EXIT_BUG, EXIT_GATE, BusyError, HistoryError, Pr
 from orchestrator.historic import facts
 from orchestrator.history import Night
 from orchestrator.nights import kept, note, thin
-from orchestrator.nights.judge import NEEDED, Judgement, Past, judge
+from orchestrator.nights.judge import NEEDED, Judgement, Past, by_quickest, judge
 from orchestrator.nights.words import FLAGGED, NEW_LEVEL, Cut, Nightly, Thinned, Told
 from orchestrator.plan import Plan
 from orchestrator.planfile import plans
 from orchestrator.report import Report, load
 from orchestrator.units import Times, show_duration
 
-FIGURES = ("step_s", "wall_s")
+QUICK = "quick_step_s"
+FIGURES = ("step_s", QUICK, "wall_s")
 """What a night is judged by: the step where the program has any, else the bare run."""
 JUDGED = frozenset({"accepted", *FLAGGED})
 QUIET = ("cpu_idle", "gpu_idle")
@@ -266,7 +267,10 @@ def _figure_of(state: State) -> tuple[str | None, str]:
     if accepted and FIGURES[0] not in known and _figure(accepted[-1].metrics, FIGURES[0]) is not None:
         return FIGURES[0], "no steady steps were timed, which the nights before had"
     counts = {name: sum(_figure(night.metrics, name) is not None for night in accepted) for name in known}
-    return max(known, key=lambda name: min(counts[name], NEEDED), default=None), ""
+    name = max(known, key=lambda name: min(counts[name], NEEDED), default=None)
+    if name == FIGURES[0] and QUICK in known and by_quickest(*(list(_past(state.like, x)) for x in (name, QUICK))):
+        return QUICK, ""
+    return name, ""
 
 
 def _figure(metrics: Mapping[str, Any], name: str) -> float | None:

@@ -129,11 +129,14 @@ def _of_steps(passes: Sequence[PassRecord], inner: Mapping[str, told.Told]) -> d
     on one another."""
     bare = [(p.id, inner[p.id]) for p in passes if p.role == "bare"]
     means = [(id_, t.step_s) for id_, t in bare if t.step_s is not None]
+    quickest = [(id_, t.quick_step_s) for id_, t in bare if t.quick_step_s is not None]
     counts = [(id_, float(t.count)) for id_, t in bare if t.count]
     warmups = [(id_, float(t.warmup)) for id_, t in bare if t.warmup is not None]
     metrics = {}
     if means:
         metrics["step_s"] = stats.describe([s for _, s in means], "s", [id_ for id_, _ in means])
+    if quickest:
+        metrics["quick_step_s"] = stats.describe([s for _, s in quickest], "s", [id_ for id_, _ in quickest])
     if counts:
         metrics["steps"] = stats.describe([n for _, n in counts], "steps", [id_ for id_, _ in counts])
     if warmups:

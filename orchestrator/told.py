@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator import launching, steps
+from orchestrator import launching, stats, steps
 from orchestrator.errors import ParseError
 from orchestrator.formats import injected
 from orchestrator.model import PassRecord, SeenPython
@@ -28,6 +28,8 @@ class Told:
     started: tuple[Mapping[str, Any], ...] = ()
     step_s: float | None = None
     """Mean of the steady steps of the first process that made any (rank 0, where there are ranks)."""
+    quick_step_s: float | None = None
+    """Median of its quickest steady steps (`stats.quickest`)."""
     count: int | None = None
     warmup: int | None = None
     """How many of its steps came before the steady ones; None where that can't be told."""
@@ -92,6 +94,7 @@ def _of_run(record: PassRecord, folder: Path) -> Told:
         notes=tuple(dict.fromkeys((*notes, *course))),
         started=started,
         step_s=statistics.fmean(steady) / 1e9 if steady else None,
+        quick_step_s=statistics.median(stats.quickest(steady)) / 1e9 if steady else None,
         count=len(first) if first else None,
         warmup=_count_of(first.columns["warmup"]) if first else None,
         usual_step_s=_usual_s(first) if first else None,

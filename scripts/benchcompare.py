@@ -1,5 +1,6 @@
 """scripts/bench compare: pairs of real runs, of the same program and of one whose step is planted to be slower: how
-often `profrun compare` sees a change where there is none, and how often the one that is there."""
+often `profrun compare` sees a change where there is none, and how often the one that is there. The runs of a pair take
+turns, as the README advises for a machine that is shared: its clock, too, changes from minute to minute."""
 
 from __future__ import annotations
 
@@ -20,12 +21,14 @@ from orchestrator.report import load_report  # noqa: E402
 HEADINGS = ("pair", "planted", "step", "95 %", "p", "verdict", "", "by its CPU time")
 ALARMS, CAUGHT = 0.05, 0.8
 """At most so many of the equal pairs may differ, and at least so many of the others must be told slower."""
+TURNS = 3
 PLAN = """
 version: 1
 name: compare
 collectors:
-  - {use: timing, repeats: 7, warmup: 0}
+  - {use: timing, repeats: 4, warmup: 0}
 """
+"""Of one turn."""
 PROGRAM = """
 import sys, types
 # PyTorch without its compiler, which takes as long to load as all the rest of it
@@ -53,7 +56,7 @@ def train_step():
 
 plain = augment
 augment = lambda times: plain(round(times * factor))
-for _ in range(150):
+for _ in range(800):
     train_step()
 """
 """A step of which `augment` is 30 %: made slower by a fifth, the step is by 6 %."""
@@ -99,26 +102,31 @@ def _pct(ratio: float) -> str:
 
 
 def pairs(count: int, slower_pct: float) -> Iterator[Pair]:
-    """Of each three runs in a row, equal, equal and slower, two pairs."""
-    factor = 1 + slower_pct / 100 / PART
+    """Of each three reports, equal, equal and slower, two pairs."""
+    factors = {"a": 1.0, "b": 1.0, "c": 1 + slower_pct / 100 / PART}
     with tempfile.TemporaryDirectory(prefix="profrun-bench-") as scratch:
+        program, plan = Path(scratch, "program.py"), Path(scratch, "plan.yaml")
+        program.write_text(PROGRAM)
+        plan.write_text(PLAN)
         for number in range(1, count + 1):
-            first, again, slow = (_report(Path(scratch), name, f) for name, f in (("a", 1), ("b", 1), ("c", factor)))
-            yield Pair.of(number, 0.0, first, again)
-            yield Pair.of(number, slower_pct, again, slow)
+            made = {
+                name: _profrun(plan, "-o", scratch, "--name", name, "--", sys.executable, program, f"{factor:g}")
+                for name, factor in factors.items()
+            }
+            for _ in range(TURNS - 1):
+                for report in made.values():
+                    _profrun("--into", report)
+            yield Pair.of(number, 0.0, made["a"], made["b"])
+            yield Pair.of(number, slower_pct, made["b"], made["c"])
 
 
-def _report(scratch: Path, name: str, factor: float) -> str:
-    """A run of the program, and where its report is."""
-    program, plan = scratch / "program.py", scratch / "plan.yaml"
-    program.write_text(PROGRAM)
-    plan.write_text(PLAN)
-    profrun = [str(REPO / "scripts" / "profrun"), str(plan), "-q", "-o", str(scratch), "--name", name]
-    argv = [*profrun, "--", sys.executable, str(program), f"{factor:g}"]
+def _profrun(*arguments: str | Path) -> str:
+    """Where its report is."""
+    argv = [str(REPO / "scripts" / "profrun"), "-q", *map(str, arguments)]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"profrun ended with {done.returncode}:\n{done.stderr}")
-    return str(scratch / done.stdout.strip().splitlines()[-1])
+    return str(Path(done.stdout.strip().splitlines()[-1]).absolute())
 
 
 def run(count: int, slower_pct: float) -> tuple[list[tuple[str, ...]], bool]:

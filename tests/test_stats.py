@@ -134,6 +134,12 @@ def test_the_mean_is_the_mean() -> None:
     assert stats.describe(values).value == statistics.fmean(values) == 0.1
 
 
+def test_the_quickest_are_a_fiftieth_and_five_at_least() -> None:
+    assert stats.quickest(range(1000, 0, -1)) == [*range(1, 21)]
+    assert stats.quickest([7, 3, 9, 1, 8, 2, 6]) == [1, 2, 3, 6, 7]
+    assert stats.quickest([2, 1]) == [1, 2]
+
+
 @pytest.mark.parametrize(("hits", "samples"), [(6, 44), (5, 46), (30, 100), (160, 343), (15, 1000)])
 def test_a_share_is_at_least_what_chance_would_hardly_exceed(hits: int, samples: int) -> None:
     """Were it that small, more hits would come about in some 5 % of all cases: counted, those with as many by half."""

@@ -55,4 +55,7 @@ def test_a_warm_up_that_can_t_be_told_is_unknown_and_not_0(tmp_path: Path, count
     assert said.count == metrics["steps"].value == count
     assert (said.warmup is not None) is known
     assert ("warmup_steps" in metrics) is known
-    assert ("step_s" in metrics) is known
+    assert ("step_s" in metrics) is ("quick_step_s" in metrics) is known
+    if known:
+        assert min(said.tables[0].columns["duration_ns"][said.warmup :]) <= metrics["quick_step_s"].value * 1e9
+        assert metrics["quick_step_s"].value <= metrics["step_s"].value

@@ -64,6 +64,9 @@ class Job:
     """Relative standard deviation of the runs."""
     step_noise: float = 0.05
     """Of the steps of one run, each leaning on the one before."""
+    contended: float = 0.0
+    """The share of the steps, in one run more and in another less, that a neighbour makes 1.6 times as long: some tens
+    of them in a row."""
     has_steps: bool = True
     kernels: Mapping[str, tuple[float, float, str]] = field(default_factory=dict)
     ops: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -161,7 +164,7 @@ class _Made:
         lean = np.zeros(job.steps)
         for place in range(1, job.steps):
             lean[place] = 0.8 * lean[place - 1] + 0.6 * self.chance.normal(0, job.step_noise)
-        durations = (job.step_ms * luck * np.exp(lean) * 1e6).astype(int)
+        durations = (job.step_ms * luck * np.exp(lean) * 1e6 * self._contention()).astype(int)
         start_ns = EPOCH_NS + 10**12 * repeat + 10**9
         starts = start_ns + np.concatenate(([0], np.cumsum(durations)[:-1]))
         if job.has_steps:
@@ -174,6 +177,13 @@ class _Made:
             Exit(job.exit_code), user_s=wall_s * 0.9, sys_s=wall_s * 0.05, max_rss_bytes=350_000_000,
         )  # fmt: skip
         return PassRecord(id_, role, uses, repeat, run)
+
+    def _contention(self) -> Any:
+        if not self.job.contended:
+            return 1.0
+        share = min(0.9, self.job.contended * float(self.chance.uniform(0.2, 1.8)))
+        spells = self.chance.random(self.job.steps // 20 + 1) < share
+        return np.where(np.repeat(spells, 20)[: self.job.steps], 1.6, 1.0)
 
     def _steps(self, capture: str, starts: Any, durations: Any) -> None:
         count = len(starts)

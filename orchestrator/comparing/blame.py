@@ -79,6 +79,9 @@ def _interval(change: Change) -> str:
 # ---------------------------------------------------------------- the first sentence
 
 
+_OF_STEP = {"quick_step_s": "in its quickest steps"}
+
+
 def headline(comparison: Comparison) -> str:
     """What has become of the step, and why."""
     step = comparison.step
@@ -87,7 +90,7 @@ def headline(comparison: Comparison) -> str:
         return f"These runs can't be compared: {names} {'differ' if len(comparison.refusals) > 1 else 'differs'}"
     if step is None or step.ratio is None:
         return "Nothing was timed on both sides: there is no bare run to compare"
-    what = "per step" if step.per == "step" else "in wall time"
+    what = _OF_STEP.get(step.name, "per step") if step.per == "step" else "in wall time"
     change = f"{abs(100 * (step.ratio - 1)):.1f} %"
     within = "" if step.low is None or step.high is None else f" (95 %: {_between(step.low, step.high)})"
     if step.verdict in ("slower", "faster"):

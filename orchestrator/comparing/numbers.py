@@ -48,14 +48,14 @@ class Ratio:
     n_b: int = 0
     method: Method = "none"
 
-    def verdict(self, within: float = SAME_WITHIN) -> Verdict:
+    def verdict(self, within: float = SAME_WITHIN, tell_from: float = TELL_FROM) -> Verdict:
         """slower: b is larger. One run a side, or two, can't tell how much runs differ; only that they hardly can."""
         if self.value is None or self.low is None or self.high is None:
             return "unsure"
         few = self.method == "steps" or min(self.n_a, self.n_b) < FEW
         by_rank = self.method != "bootstrap" or (self.p_value is not None and self.p_value < ALPHA)
         apart = (self.low > 1 or self.high < 1) and by_rank and not few
-        if apart and abs(math.log(self.value)) >= math.log1p(TELL_FROM):
+        if apart and abs(math.log(self.value)) >= math.log1p(tell_from):
             return "slower" if self.value > 1 else "faster"
         tight = 1 - within <= self.low and self.high <= 1 + within
         return "same" if tight and self.method != "steps" else "unsure"

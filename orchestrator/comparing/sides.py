@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import judging, trust
+from orchestrator import judging, stats, trust
 from orchestrator.comparing import numbers
 from orchestrator.comparing.words import Per
 from orchestrator.model import USABLE, Capture, TargetRun
@@ -56,10 +56,12 @@ class Looked:
 
 
 class View:
-    """A report as one side of a comparison. Tables are read when they are asked for, and once."""
+    """A report as one side of a comparison. Tables are read when they are asked for, and once.
 
-    def __init__(self, report: Report) -> None:
-        self.report = report
+    quick: its quickest steps stand for all of them, as its runs differ too much (`both`)."""
+
+    def __init__(self, report: Report, *, quick: bool = False) -> None:
+        self.report, self.quick = report, quick
 
     # ---------------------------------------------------------------- the bare runs
 
@@ -81,10 +83,13 @@ class View:
         frames = ((id_, steady_steps(self.report, id_)) for id_ in self.bare)
         return {id_: frame for id_, frame in frames if frame is not None}
 
-    def of_steps(self, column: str, what: str = "median") -> list[float]:
-        """One value a bare run: the median, mean or 95th percentile of a column of its steady steps. Unknown values are
-        left out; a run without any is, too."""
-        known = (frame[column].dropna().astype(float) for frame in self.steps.values() if column in frame)
+    def of_steps(self, column: str, what: str = "usual") -> list[float]:
+        """One value a bare run: the median, mean or 95th percentile of a column of its steady steps, the mean without
+        the longest twentieth (most), or the median in its quickest ones (quick). Unknown values are left out; a run
+        without any is, too."""
+        what = ("quick" if self.quick else "median") if what == "usual" else what
+        frames = (_quickest(frame) if what == "quick" else frame for frame in self.steps.values() if column in frame)
+        known = (frame[column].dropna().astype(float) for frame in frames)
         return [_one(values, what) for values in known if len(values)]
 
     def of_ranges(self) -> dict[str, list[float]]:
@@ -104,7 +109,7 @@ class View:
 
     @cached_property
     def step_s(self) -> float | None:
-        """The usual step of the bare runs."""
+        """What stands for the steps of the bare runs."""
         values = self.of_steps("duration_ns")
         return statistics.median(values) / 1e9 if values else None
 
@@ -139,6 +144,36 @@ class View:
         return found or 1.0
 
 
+NOISY = 0.02
+"""Where the bare runs of one side differ by more than this, relative to their mean, the machine has had other work, or
+a neighbour that shares its processor: what is usual there changes with that, not only with the program."""
+
+
+def both(a: Report, b: Report) -> tuple[View, View]:
+    """The two sides. By their quickest steps where the runs differ much, and most of them differ less by those."""
+    one, other = View(a), View(b)
+    if not is_noisy(one, other, "duration_ns"):
+        return one, other
+    usual, quick = (_scatter([view.of_steps("duration_ns", what) for view in (one, other)]) for what in _WAYS)
+    return (View(a, quick=True), View(b, quick=True)) if quick < usual else (one, other)
+
+
+_WAYS = ("most", "quick")
+
+
+def is_noisy(a: View, b: View, column: str) -> bool:
+    """Whether the runs of one side differ much in that column of their steps. Told by the mean of most steps: where
+    nearly all have a neighbour, medians agree."""
+    return any((numbers.spread(view.of_steps(column, "most")) or 0.0) > NOISY for view in (a, b))
+
+
+def _scatter(runs: Sequence[Sequence[float]]) -> float:
+    """The median distance of the runs of both sides from the median of theirs, relative to it: a run that had a
+    neighbour all through does not count."""
+    middles = [(statistics.median(side), side) for side in runs if side]
+    return statistics.median(abs(run / middle - 1) for middle, side in middles for run in side)
+
+
 def fine_statuses(report: Report) -> frozenset[int]:
     """The exit statuses that the report's plan calls success; without a plan 0."""
     target = (plan(report) or {}).get("target")
@@ -167,7 +202,15 @@ def failed(run: TargetRun, fine: Collection[int]) -> bool:
 def _one(values: pandas.Series[float], what: str) -> float:
     if what == "mean":
         return float(values.mean())
-    return float(values.median() if what == "median" else values.quantile(0.95))
+    p95 = float(values.quantile(0.95))
+    if what == "most":
+        return float(values[values <= p95].mean())
+    return p95 if what == "p95" else float(values.median())
+
+
+def _quickest(steps: pandas.DataFrame) -> pandas.DataFrame:
+    most = max(stats.quickest(steps["duration_ns"].astype(float).tolist()))
+    return steps[steps["duration_ns"] <= most]
 
 
 def steady_steps(report: Report, pass_id: str) -> pandas.DataFrame | None:

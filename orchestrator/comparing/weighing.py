@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from orchestrator.comparing import numbers
 from orchestrator.comparing.numbers import ALPHA, SAME_WITHIN, TELL_FROM, Ratio
-from orchestrator.comparing.sides import Looked, Measured, View
+from orchestrator.comparing.sides import NOISY, Looked, Measured, View
 from orchestrator.comparing.words import Change, Per, Verdict, What
 
 PASS_SPREAD = 0.03
@@ -33,6 +33,8 @@ class Scale:
     spread: float | None
     runs: str
     """Of what kind the bare runs are, for the evidence."""
+    tell_from: float = TELL_FROM
+    """A smaller change of the whole is not told."""
 
     @classmethod
     def of_views(cls, a: View, b: View) -> Scale:
@@ -40,7 +42,8 @@ class Scale:
         pooled = math.sqrt(sum(one**2 for one in both) / len(both)) if len(both) == 2 else None
         what = "A's step" if a.step_s is not None and b.step_s is not None else "A's run"
         whole = a.step_s if what == "A's step" else (statistics.median(a.walls_s) if a.walls_s else None)
-        return cls(whole, what, pooled, f"{len(a.bare)} and {len(b.bare)} bare runs")
+        least = NOISY if a.quick else TELL_FROM
+        return cls(whole, what, pooled, f"{len(a.bare)} and {len(b.bare)} bare runs", least)
 
     def or_of(self, looked: Looked, of: str) -> Scale:
         """Where no bare run was timed (files that somebody already had): what was seen is its own whole."""
@@ -70,12 +73,13 @@ def worse(name: str, unit: str | None) -> Literal["higher", "lower"] | None:
 
 def of_runs(what: What, name: str, found: Ratio, unit: str | None, scale: Scale | None = None) -> Change:
     """A figure of the bare runs. With a scale it is a part of the step, in seconds."""
-    verdict = directed(found.verdict(), name, unit)
+    least = scale.tell_from if scale else TELL_FROM
+    verdict = directed(found.verdict(tell_from=least), name, unit)
     share = low = high = None
     if scale is not None and scale.whole_a_s and found.a is not None:
         a_pct = 100 * found.a / scale.whole_a_s
         share, low, high = (None if x is None else a_pct * (x - 1) for x in (found.value, found.low, found.high))
-        if verdict in ("slower", "faster") and abs(share or 0.0) < 100 * TELL_FROM:
+        if verdict in ("slower", "faster") and abs(share or 0.0) < 100 * least:
             verdict = "same"
     return Change(
         what, name, found.a, found.b, unit, verdict, found.value, found.low, found.high, found.most, found.p_value,
@@ -173,7 +177,8 @@ class Weighed:
             return self._alone(one, other, share)
         if share is None:
             return "unsure"
-        if self.scale.spread is not None and abs(grown_ns) > self.z * off_ns and abs(share) >= 100 * TELL_FROM:
+        is_told = abs(share) >= 100 * self.scale.tell_from
+        if self.scale.spread is not None and abs(grown_ns) > self.z * off_ns and is_told:
             return "slower" if grown_ns > 0 else "faster"
         wide = self.scale.pct(_Z95 * off_ns) or 0.0
         return "same" if abs(share) + wide <= 100 * SAME_WITHIN else "unsure"

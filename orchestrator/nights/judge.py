@@ -34,6 +34,8 @@ FAR, NEAR = 2.5, 1.2
 """In robust standard deviations: two nights in a row beyond the first, or three beyond the second, are no chance."""
 DRIFT_FLOOR = 0.05
 """The least drift, as a share of the first nights: nights that depend on one another wander by less."""
+NOISY = 0.02
+"""Nights that lie further apart than this by their usual step are judged by their quickest ones, if those do not."""
 RECENT = 10
 """Nights whose median stands for now, where a drift is looked for."""
 ADOPTED_AFTER = 7
@@ -132,6 +134,15 @@ def judge(past: Sequence[Past], value: float) -> Judgement:
     row = _row(past, way)
     adopted = tuple(night.run_id for night in row) if len(row) + 1 >= ADOPTED_AFTER else ()
     return Judgement("improved", reason, *about, adopted)
+
+
+def by_quickest(usual: Sequence[Past], quickest: Sequence[Past]) -> bool:
+    """Whether to judge by the quickest steps of each night rather than by its usual one: where the usual one differs
+    much from night to night, the machine's other work makes it, and the quickest steps differ less."""
+    if min(len(_values(usual)), len(_values(quickest))) < NEEDED:
+        return False
+    noise, left = level_of(usual).sigma, level_of(quickest).sigma
+    return noise > NOISY and left < noise
 
 
 def level_of(past: Sequence[Past]) -> Level:

@@ -23,9 +23,9 @@ WHATS: Mapping[str, str] = {
     "syscall": "system call", "finding": "finding",
 }  # fmt: skip
 LABELS: Mapping[str, str] = {
+    **view.LABELS,
     "step_s": "Step (median)", "step_mean_s": "Step (mean)", "step_p95_s": "Step (95th percentile)",
     "step_cpu_s": "Step (CPU time)",
-    **{name: text for name, text in view.LABELS.items() if name != "step_s"},
 }  # fmt: skip
 """Of the figures; `step_s` of a comparison is the usual step of each run, not their mean."""
 _STYLES: Mapping[str, str] = {

@@ -15,7 +15,7 @@ from orchestrator.compare import compare
 from orchestrator.comparing import blame, gate, sides
 from orchestrator.comparing.words import SURE, Change, Comparison, What
 from orchestrator.model import Evidence, Exit, Finding, Metric
-from orchestrator.report import Report
+from orchestrator.report import Report, load
 from orchestrator.tables import Table
 
 LONG = Job(steps=800)
@@ -127,6 +127,63 @@ def test_a_busy_machine_leaves_the_cpu_time_of_a_step(tmp_path: Path) -> None:
     assert "% more CPU time" in found.notes[0]
     judged = gate.gated(found, 3.0, [gate.Wanted.of("step_cpu_s")]).gate
     assert judged is not None and judged.result == "failed"
+
+
+CONTENDED = Job(steps=1200, runs=7, run_noise=0.004, step_noise=0.02, contended=0.5)
+"""On a machine where a neighbour makes half of the steps 1.6 times as long, now more and now fewer."""
+
+
+def test_where_runs_differ_much_the_quickest_steps_are_compared(tmp_path: Path) -> None:
+    found = compare(make(tmp_path / "a", CONTENDED, 1), make(tmp_path / "b", CONTENDED.with_ms(tokenize=4.2), 2))
+    step = found.step
+    assert step is not None and step.name == "quick_step_s" and step.verdict == "slower"
+    assert step.ratio == pytest.approx(1.12, abs=0.025)
+    assert found.headline.startswith(f"B is {100 * (step.ratio - 1):.1f} % slower in its quickest steps")
+    assert "the verdict and all shares are of their quickest steps" in found.notes[0]
+    assert found.attribution[0].change.name == "tokenize"
+    judged = gate.gated(found, 5.0).gate
+    assert judged is not None and judged.result == "failed" and judged.judged[0].metric == "quick_step_s"
+
+
+def test_a_neighbour_of_one_side_is_no_change_of_the_program(tmp_path: Path) -> None:
+    """All runs of B had it for most of their time, and those of A had not: their usual step has doubtless changed."""
+    calm, beset = replace(CONTENDED, contended=0.2), replace(CONTENDED, contended=0.8)
+    found = compare(make(tmp_path / "a", calm, 1), make(tmp_path / "b", beset, 2))
+    usual = change(found, "metric", "step_s")
+    assert usual.low is not None and usual.low > 1 and usual.verdict == "unsure"
+    assert "the quickest steps do not say so" in usual.evidence
+    assert found.step is not None and found.step.name == "quick_step_s"
+    assert found.step.verdict in ("same", "unsure") and not found.attribution
+    judged = gate.gated(found, 10.0).gate
+    assert judged is not None and judged.result == "passed"
+    by_usual = gate.gated(found, 10.0, [gate.Wanted.of("step_s")]).gate
+    assert by_usual is not None and by_usual.result == "unjudged"
+
+
+def test_on_a_quiet_machine_the_usual_step_is_judged(tmp_path: Path) -> None:
+    """Also where the quickest steps are as they were: two of three have become slower, say."""
+    even = replace(LONG, run_noise=0.003, step_noise=0.01)
+    made = make(tmp_path / "b", even, 3)
+    steps = made.table("steps")
+    assert steps is not None
+    longer = (1.4 * steps["duration_ns"]).astype(int)
+    steps["duration_ns"] = steps["duration_ns"].where(steps["step"] % 3 == 0, longer)
+    steps.to_parquet(made.folder / made.tables["steps"].path)
+    found = compare(make(tmp_path / "a", even, 1), load(made.folder))
+    assert found.step is not None and (found.step.name, found.step.verdict) == ("step_s", "slower")
+    assert change(found, "metric", "quick_step_s").verdict == "same"
+    assert "only some of the program's steps have" in found.notes[0]
+
+
+def test_contended_pairs_raise_no_alarm_and_six_percent_are_caught(tmp_path: Path) -> None:
+    verdicts: dict[float, list[str]] = {3.0: [], 3.6: []}
+    for seed in range(10):
+        a = make(tmp_path / f"{seed}a", CONTENDED, 1000 + seed)
+        for ms, said in verdicts.items():
+            found = compare(a, make(tmp_path / f"{seed}b{ms}", CONTENDED.with_ms(tokenize=ms), 2000 + seed))
+            said += [found.step.verdict] if found.step else []
+    assert sum(one in ("slower", "faster") for one in verdicts[3.0]) <= 1
+    assert verdicts[3.6].count("slower") >= 8
 
 
 def test_without_steps_the_run_is_what_is_compared(tmp_path: Path) -> None:

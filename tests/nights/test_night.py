@@ -59,11 +59,14 @@ class Nights:
             path.name, plan.name, f"2020-11-{self.count:02}T02:30:00Z", 60.0, ("true",), str(self.place), "0.1.0"
         )
         steps = Metric(self.step_s, "s", (0.99 * self.step_s, 1.01 * self.step_s), 5, median=self.step_s)
+        metrics = {"step_s": steps}
+        if self.quick_s is not None:
+            metrics["quick_step_s"] = replace(steps, value=self.quick_s, median=self.quick_s)
         machine = {"hostname": platform.node(), "cpu": {"model": "a CPU"}}
-        return Report(info, Outcome("ok", 0, ""), machine, metrics={"step_s": steps}, folder=path)
+        return Report(info, Outcome("ok", 0, ""), machine, metrics=metrics, folder=path)
 
-    def night(self, step_s: float = 0.1, **changes: Any) -> Told:
-        self.step_s = step_s
+    def night(self, step_s: float = 0.1, quick_s: float | None = None, **changes: Any) -> Told:
+        self.step_s, self.quick_s = step_s, quick_s
         told, self.troubles = nightly.run(replace(self.nightly, **changes), Console(quiet=True))
         return told
 
@@ -85,6 +88,21 @@ def nights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nights]:
 
 def text(told: Told) -> str:
     return (Path(told.report) / "night.md").read_text()
+
+
+def test_on_a_noisy_machine_nights_are_judged_by_their_quickest_steps(nights: Nights) -> None:
+    for number in range(8):  # the usual step is up to a third longer when others are at work
+        nights.night(0.1 + 0.012 * (number * 5 % 4), 0.09 + 0.0003 * (number % 3))
+    fine = nights.night(0.13, 0.0903)
+    assert (fine.metric, fine.judgement.verdict) == ("quick_step_s", "accepted")
+    assert "a step, by the quickest of each night, takes" in text(fine)
+    assert [nights.night(0.11, 0.096).judgement.verdict for _ in range(2)] == ["suspect", "regressed"]
+
+
+def test_on_a_quiet_machine_nights_are_judged_by_their_usual_step(nights: Nights) -> None:
+    for number in range(8):
+        nights.night(0.1 + 0.0003 * (number % 3), 0.09 + 0.003 * (number % 3))
+    assert nights.night(0.1, 0.09).metric == "step_s"
 
 
 def test_the_plan_is_run_under_its_name_within_its_budget_on_a_quiet_machine(nights: Nights) -> None:
