@@ -4,7 +4,7 @@ out."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -54,13 +54,13 @@ def _notes(a: Report, b: Report, made: Comparison) -> Iterator[str]:
         yield "A and B are the same run"
     if made.step and made.step.name == QUICK:
         yield _noisy(made)
-    quick = next((change for change in made.changes if change.name == QUICK), None)
-    if made.step and made.step.name == "step_s" and made.step.verdict in ("slower", "faster") and quick:
-        if quick.verdict == "same":
-            yield (
-                "the quickest steps have not changed: only some of the program's steps have, or the machine was "
-                f"otherwise busy all through {'B' if made.step.verdict == 'slower' else 'A'}"
-            )
+    quick = next((change.verdict for change in made.changes if change.name == QUICK), None)
+    if quick == "same" and made.step and made.step.name == "step_s" and made.step.verdict in ("slower", "faster"):
+        beset = "B" if made.step.verdict == "slower" else "A"
+        yield (
+            "the quickest steps have not changed: only some of the program's steps have, or the machine was otherwise "
+            f"busy all through {beset}"
+        )
     if made.anyway:
         yield "these runs are unlike, and were compared all the same: what has changed may be what they ran on"
     cpu = next((change for change in made.changes if change.name == "step_cpu_s"), None)
@@ -71,10 +71,11 @@ def _notes(a: Report, b: Report, made: Comparison) -> Iterator[str]:
 
 def _noisy(made: Comparison) -> str:
     usual = next(change for change in made.changes if change.name == "step_s")
-    by = "" if usual.ratio is None else f" (by {100 * (usual.ratio - 1):+.1f} %)"
+    by = "" if usual.ratio is None else f" (here {100 * (usual.ratio - 1):+.1f} %)"
     return (
-        f"bare runs of one side differ by more than {100 * sides.NOISY:g} %: the verdict and all shares are of their "
-        f"quickest steps, which other load changes least; whether the usual step has changed{by} is not judged"
+        f"the runs of one side differ by more than {100 * sides.NOISY:g} %: the verdict and all shares are of their "
+        f"quickest steps, which other load changes least; that the usual step{by} has changed is told only where those "
+        "agree"
     )
 
 
@@ -89,15 +90,23 @@ def _step(view: View) -> str:
 
 
 def _figures(a: View, b: View, scale: Scale) -> Iterator[Change]:
-    """The step first, where both have one; then the run; then everything that the reports have a figure of."""
+    """The step first, where both have one, by the figure that the verdict is of; then the run; then everything that the
+    reports have a figure of."""
+    quick: Verdict | None = None
     if a.step_s is not None and b.step_s is not None:
-        made = {
-            name: weighing.of_runs("metric", name, found, "s", scale)
-            for name, column, what in _STEPS
-            if (found := _of_steps(a, b, column, what)).value is not None
-        }
-        loose = [name for name, column, _ in _STEPS if a.quick and name != QUICK and sides.is_noisy(a, b, column)]
-        yield from _less_sure(made, loose).values()
+        for name, column, what in sorted(_STEPS, key=lambda one: a.quick is not None and one[0] != QUICK):
+            found = _of_steps(a, b, column, what)
+            if found.value is None:
+                continue
+            made = weighing.of_runs("metric", name, found, "s", scale)
+            if a.quick and name == QUICK:
+                quick = made.verdict
+            yield _doubted(made, quick) if quick and sides.is_noisy(a, b, column) else made
+    for made in _of_whole_runs(a, b, scale):
+        yield _doubted(made, quick) if quick and made.unit == "s" else made
+
+
+def _of_whole_runs(a: View, b: View, scale: Scale) -> Iterator[Change]:
     if a.walls_s and b.walls_s:
         whole = None if scale.of == "A's step" else scale
         yield weighing.of_runs("metric", "wall_s", numbers.ratio(a.walls_s, b.walls_s), "s", whole)
@@ -117,16 +126,13 @@ machine changes least."""
 _TOLD_ELSEWHERE = {"step_s", QUICK, "wall_s", "warmup_steps"}
 
 
-def _less_sure(figures: dict[str, Change], loose: Collection[str]) -> dict[str, Change]:
-    """Of a figure in which the runs of one side differ much (`loose`) a change is told only if the quickest steps have
-    it, too: all runs of one side may have had the same neighbour."""
-    why = "; the quickest steps do not say so, and the machine has had other work"
-    doubted = {
-        name: replace(one, verdict="unsure", evidence=one.evidence + why)
-        for name, one in figures.items()
-        if name in loose and one.verdict in ("slower", "faster") and one.verdict != figures[QUICK].verdict
-    }
-    return {**figures, **doubted}
+def _doubted(one: Change, quick: Verdict) -> Change:
+    """A time of runs that differ much. That it has changed is told only if the quickest steps have, too: all runs of
+    one side may have had the same neighbour."""
+    if one.verdict not in ("slower", "faster") or one.verdict == quick:
+        return one
+    why = "; its quickest steps do not say so, and other load may have done it"
+    return replace(one, verdict="unsure", evidence=one.evidence + why)
 
 
 def _of_steps(a: View, b: View, column: str, what: str) -> Ratio:
@@ -135,7 +141,7 @@ def _of_steps(a: View, b: View, column: str, what: str) -> Ratio:
     if what == "median" and len(one) == len(other) == 1:
         steps = (next(iter(view.steps.values()))[column].dropna().astype(float).tolist() for view in (a, b))
         return _in_seconds(numbers.of_steps(*steps))
-    return _in_seconds(numbers.ratio(one, other))
+    return _in_seconds(numbers.floors(one, other) if what == "quick" and a.quick else numbers.ratio(one, other))
 
 
 def _in_seconds(found: Ratio) -> Ratio:

@@ -339,7 +339,8 @@ def compare_night(state: State) -> None:
             continue
         if not found.refused:
             changes = tuple(blame.sentence for blame in found.attribution[:_TOLD_CHANGES])
-            state.told = replace(state.told, against=night.path, headline=found.headline, changes=changes)
+            noted = (*state.told.notes, *(f"compare: {one}" for one in found.notes))
+            state.told = replace(state.told, against=night.path, headline=found.headline, changes=changes, notes=noted)
             return
         facts = "; ".join(f"{one.fact}: {one.a} -> {one.b}" for one in found.refusals)
         refused.append(f"not to be compared with {night.run_id}: {facts}")

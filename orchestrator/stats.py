@@ -92,15 +92,20 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Metric:
     return Metric(value, "x", ci95=ci95, n=len(above))
 
 
-QUICK_SHARE, QUICK_LEAST = 0.02, 5
-"""How many of the values are the quickest: so large a share of them, and so many at least."""
+QUICK_FROM = 50
+"""Of fewer steps none is quick."""
 
 
-def quickest(values: Sequence[float]) -> list[float]:
-    """The smallest 2 % of them (5 at least, where there are so many), ascending. Of the times of many steps they are
+def quick_share(count: int) -> float:
+    """Which share of so many steps are its quickest: 2 %, or 5 steps."""
+    return max(0.02, 5 / count)
+
+
+def quickest(values: Sequence[float], share: float | None = None) -> list[float]:
+    """The smallest of them, ascending: that share, else what `quick_share` says. Of the times of many steps they are
     what other load on the machine, which only ever adds, changes least (J. Chen and J. Revels, Robust benchmarking in
     noisy environments, 2016)."""
-    return sorted(values)[: max(math.ceil(QUICK_SHARE * len(values)), QUICK_LEAST)]
+    return sorted(values)[: math.ceil((share or quick_share(len(values))) * len(values))] if values else []
 
 
 def least_share(share: float, samples: int) -> float:

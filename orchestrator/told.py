@@ -29,7 +29,7 @@ class Told:
     step_s: float | None = None
     """Mean of the steady steps of the first process that made any (rank 0, where there are ranks)."""
     quick_step_s: float | None = None
-    """Median of its quickest steady steps (`stats.quickest`)."""
+    """Median of its quickest steady steps (`stats.quickest`); None where there are too few."""
     count: int | None = None
     warmup: int | None = None
     """How many of its steps came before the steady ones; None where that can't be told."""
@@ -94,7 +94,7 @@ def _of_run(record: PassRecord, folder: Path) -> Told:
         notes=tuple(dict.fromkeys((*notes, *course))),
         started=started,
         step_s=statistics.fmean(steady) / 1e9 if steady else None,
-        quick_step_s=statistics.median(stats.quickest(steady)) / 1e9 if steady else None,
+        quick_step_s=statistics.median(stats.quickest(steady)) / 1e9 if len(steady) >= stats.QUICK_FROM else None,
         count=len(first) if first else None,
         warmup=_count_of(first.columns["warmup"]) if first else None,
         usual_step_s=_usual_s(first) if first else None,

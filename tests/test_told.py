@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def test_why_a_python_has_kept_us_out(line: str, letter: str | None) -> None:
     assert (why is not None and f"-{letter} (" in why) if letter else why is None
 
 
-@pytest.mark.parametrize(("count", "known"), [(4, False), (40, True)])
+@pytest.mark.parametrize(("count", "known"), [(4, False), (40, True), (240, True)])
 def test_a_warm_up_that_can_t_be_told_is_unknown_and_not_0(tmp_path: Path, count: int, known: bool) -> None:
     folder = tmp_path / "raw" / "p01-target" / "python"
     folder.mkdir(parents=True)
@@ -55,7 +56,8 @@ def test_a_warm_up_that_can_t_be_told_is_unknown_and_not_0(tmp_path: Path, count
     assert said.count == metrics["steps"].value == count
     assert (said.warmup is not None) is known
     assert ("warmup_steps" in metrics) is known
-    assert ("step_s" in metrics) is ("quick_step_s" in metrics) is known
-    if known:
-        assert min(said.tables[0].columns["duration_ns"][said.warmup :]) <= metrics["quick_step_s"].value * 1e9
-        assert metrics["quick_step_s"].value <= metrics["step_s"].value
+    assert ("step_s" in metrics) is known
+    steady = said.tables[0].columns["duration_ns"][said.warmup :] if known else []
+    quickest = statistics.median(sorted(steady)[:5]) / 1e9 if len(steady) > 50 else None
+    assert said.quick_step_s == quickest
+    assert ("quick_step_s" in metrics) is (quickest is not None)

@@ -67,6 +67,8 @@ class Job:
     contended: float = 0.0
     """The share of the steps, in one run more and in another less, that a neighbour makes 1.6 times as long: some tens
     of them in a row."""
+    slowdown: float | None = None
+    """Of the passes under a tool, by their steps."""
     has_steps: bool = True
     kernels: Mapping[str, tuple[float, float, str]] = field(default_factory=dict)
     ops: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -176,7 +178,8 @@ class _Made:
             ("python", "train.py"), PID, start_ns - 10**9, int(starts[-1] + durations[-1]), wall_s,
             Exit(job.exit_code), user_s=wall_s * 0.9, sys_s=wall_s * 0.05, max_rss_bytes=350_000_000,
         )  # fmt: skip
-        return PassRecord(id_, role, uses, repeat, run)
+        slowdown = None if role == "bare" else job.slowdown
+        return PassRecord(id_, role, uses, repeat, run, step_slowdown=slowdown)
 
     def _contention(self) -> Any:
         if not self.job.contended:

@@ -30,7 +30,7 @@ SAME_WITHIN = 0.03
 RESAMPLES = 10_000
 _SEED = 20240229
 
-Method = Literal["bootstrap", "student", "steps", "none"]
+Method = Literal["bootstrap", "floor", "student", "steps", "none"]
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,20 @@ class Ratio:
     n_a: int = 0
     n_b: int = 0
     method: Method = "none"
+    agree: bool = True
+    """Of floors: whether the quickest runs of either side agree, as they do where nothing disturbs them."""
 
     def verdict(self, within: float = SAME_WITHIN, tell_from: float = TELL_FROM) -> Verdict:
         """slower: b is larger. One run a side, or two, can't tell how much runs differ; only that they hardly can."""
         if self.value is None or self.low is None or self.high is None:
             return "unsure"
-        few = self.method == "steps" or min(self.n_a, self.n_b) < FEW
+        few = self.method == "steps" or min(self.n_a, self.n_b) < FEW or not self.agree
         by_rank = self.method != "bootstrap" or (self.p_value is not None and self.p_value < ALPHA)
         apart = (self.low > 1 or self.high < 1) and by_rank and not few
         if apart and abs(math.log(self.value)) >= math.log1p(tell_from):
             return "slower" if self.value > 1 else "faster"
         tight = 1 - within <= self.low and self.high <= 1 + within
-        return "same" if tight and self.method != "steps" else "unsure"
+        return "same" if tight and self.method != "steps" and self.agree else "unsure"
 
 
 def ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
@@ -84,6 +86,24 @@ def _of_few(a: Sequence[float], b: Sequence[float]) -> Ratio:
     method: Method = "none" if found.ci95 is None else "student"
     mean_a, mean_b = statistics.fmean(a), statistics.fmean(b)
     return Ratio(mean_a, mean_b, found.value, low, high, high, p, len(a), len(b), method)
+
+
+FLOOR_FROM = 5
+AGREE = 0.02
+
+
+def floors(a: Sequence[float], b: Sequence[float]) -> Ratio:
+    """b / a of two samples of runs of which other load only ever lengthens some, and those by much: of their second
+    smallest values, with a bootstrap interval. A neighbour that is there through most runs of one side moves their
+    median, and gives every test of ranks its p; the quickest runs it moves only where it is there all the time, and
+    then seldom so that the second and the third agree within AGREE. With fewer runs than FLOOR_FROM as any sample
+    (`ratio`)."""
+    if min(len(a), len(b)) < FLOOR_FROM or min(*a, *b) <= 0:
+        return ratio(a, b)
+    (_, low_a, next_a, *_), (_, low_b, next_b, *_) = sorted(a), sorted(b)
+    low, high, most = _percentiles(_resampled(a, _SEED, second=True), _resampled(b, _SEED + 1, second=True))
+    agree = max(next_a / low_a, next_b / low_b) <= 1 + AGREE
+    return Ratio(low_a, low_b, low_b / low_a, low, high, most, None, len(a), len(b), "floor", agree)
 
 
 def of_steps(a: Sequence[float], b: Sequence[float]) -> Ratio:
@@ -124,12 +144,13 @@ def spread(values: Sequence[float]) -> float | None:
 # ---------------------------------------------------------------- resampling
 
 
-def _resampled(values: Sequence[float], seed: int) -> NDArray[Any]:
-    """The medians of RESAMPLES samples drawn from the values, with replacement."""
+def _resampled(values: Sequence[float], seed: int, *, second: bool = False) -> NDArray[Any]:
+    """The medians, or second smallest values, of RESAMPLES samples drawn from the values, with replacement."""
     import numpy as np
 
     drawn = np.random.default_rng(seed).integers(0, len(values), (RESAMPLES, len(values)))
-    return np.asarray(np.median(np.asarray(values, float)[drawn], axis=1))
+    samples = np.asarray(values, float)[drawn]
+    return np.asarray(np.partition(samples, 1, axis=1)[:, 1] if second else np.median(samples, axis=1))
 
 
 _STEP_RESAMPLES = 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,9 +59,9 @@ class Looked:
 class View:
     """A report as one side of a comparison. Tables are read when they are asked for, and once.
 
-    quick: its quickest steps stand for all of them, as its runs differ too much (`both`)."""
+    quick: this share of its steps, the quickest, stands for all of them, as its runs differ too much (`both`)."""
 
-    def __init__(self, report: Report, *, quick: bool = False) -> None:
+    def __init__(self, report: Report, *, quick: float | None = None) -> None:
         self.report, self.quick = report, quick
 
     # ---------------------------------------------------------------- the bare runs
@@ -83,18 +84,23 @@ class View:
         frames = ((id_, steady_steps(self.report, id_)) for id_ in self.bare)
         return {id_: frame for id_, frame in frames if frame is not None}
 
+    @cached_property
+    def quickest(self) -> dict[str, pandas.DataFrame]:
+        """Of those of each run, the quickest."""
+        return {id_: _quickest(frame, self.quick) for id_, frame in self.steps.items()}
+
     def of_steps(self, column: str, what: str = "usual") -> list[float]:
         """One value a bare run: the median, mean or 95th percentile of a column of its steady steps, the mean without
         the longest twentieth (most), or the median in its quickest ones (quick). Unknown values are left out; a run
         without any is, too."""
         what = ("quick" if self.quick else "median") if what == "usual" else what
-        frames = (_quickest(frame) if what == "quick" else frame for frame in self.steps.values() if column in frame)
-        known = (frame[column].dropna().astype(float) for frame in frames)
+        frames = self.quickest if what == "quick" else self.steps
+        known = (frame[column].dropna().astype(float) for frame in frames.values() if column in frame)
         return [_one(values, what) for values in known if len(values)]
 
     def of_ranges(self) -> dict[str, list[float]]:
-        """By range of the plan, one value a bare run: its usual time in ns, as often as it comes in a step. Of the
-        process whose steps these are: workers have time of their own."""
+        """By range of the plan, one value a bare run: its usual time in ns, as often as it comes in a step (quick: in
+        one of the quickest). Of the process whose steps these are: workers have time of their own."""
         frame = self.report.table("ranges")
         found: dict[str, list[float]] = {}
         for id_ in self.steps if frame is not None else ():
@@ -103,6 +109,9 @@ class View:
             if rows is None or steps is None:
                 continue
             rows = rows[rows["pid"].isna() | (rows["pid"] == steps["pid"].iloc[0])]
+            if self.quick:
+                steps = self.quickest[id_]
+                rows = rows[_within(rows["start_ns"], steps)]
             for name, known in rows.dropna(subset=["duration_ns"]).groupby("name")["duration_ns"]:
                 found.setdefault(str(name), []).append(float(known.median()) * len(known) / len(steps))
         return found
@@ -120,8 +129,10 @@ class View:
 
     @cached_property
     def spread(self) -> float | None:
-        """By how much the bare runs differ among themselves, relative to their mean; None: too few to say."""
-        return numbers.spread(self.of_steps("duration_ns") or self.walls_s)
+        """By how much the bare runs differ among themselves, relative to their mean; None: too few to say. By the
+        quickest steps half of that of the usual ones: a neighbour does not make all functions alike slower."""
+        found = numbers.spread(self.of_steps("duration_ns", "most" if self.quick else "median") or self.walls_s)
+        return found / 2 if found is not None and self.quick else found
 
     # ---------------------------------------------------------------- what tools have seen
 
@@ -138,40 +149,48 @@ class View:
         return judging.steps_of(self.report, pass_id)
 
     def stretch(self, pass_id: str) -> float:
-        """How many times as long a usual step of that pass took as a bare one; 1 where that is unknown."""
+        """How many times as long a usual step of that pass took as what stands for a bare one; 1 where that is
+        unknown."""
         record = next((p for p in self.report.passes if p.id == pass_id), None)
         found = (record.step_slowdown or record.slowdown) if record else None
-        return found or 1.0
+        usual = self.of_steps("duration_ns", "median") if self.quick else []
+        return (found or 1.0) * (statistics.fmean(usual) / 1e9 / self.step_s if usual and self.step_s else 1.0)
 
 
 NOISY = 0.02
-"""Where the bare runs of one side differ by more than this, relative to their mean, the machine has had other work, or
-a neighbour that shares its processor: what is usual there changes with that, not only with the program."""
+"""Where the bare runs of one side differ by more than this, relative to their median, something beside the program and
+its machine is likely to have made them: other work, or a neighbour that shares the processor."""
+LESS = 0.7
+"""The quickest steps are gone by only where they differ by so much less."""
 
 
 def both(a: Report, b: Report) -> tuple[View, View]:
-    """The two sides. By their quickest steps where the runs differ much, and most of them differ less by those."""
+    """The two sides. By their quickest steps where the runs differ much, and clearly less by those."""
     one, other = View(a), View(b)
-    if not is_noisy(one, other, "duration_ns"):
+    counts = [len(frame) for view in (one, other) for frame in view.steps.values()]
+    if not one.steps or not other.steps or min(counts) < stats.QUICK_FROM or not is_noisy(one, other, "duration_ns"):
         return one, other
-    usual, quick = (_scatter([view.of_steps("duration_ns", what) for view in (one, other)]) for what in _WAYS)
-    return (View(a, quick=True), View(b, quick=True)) if quick < usual else (one, other)
-
-
-_WAYS = ("most", "quick")
+    share = stats.quick_share(min(counts))
+    quick = View(a, quick=share), View(b, quick=share)
+    usual, left = _scatter(one, other, "duration_ns", "most"), _scatter(*quick, "duration_ns", "quick")
+    return quick if left < LESS * usual else (one, other)
 
 
 def is_noisy(a: View, b: View, column: str) -> bool:
-    """Whether the runs of one side differ much in that column of their steps. Told by the mean of most steps: where
+    """Whether most runs of one side differ much in that column of their steps. Told by the mean of most steps: where
     nearly all have a neighbour, medians agree."""
-    return any((numbers.spread(view.of_steps(column, "most")) or 0.0) > NOISY for view in (a, b))
+    return any(_SIGMA_PER_MAD * _scatter(view, view, column, "most") > NOISY for view in (a, b))
 
 
-def _scatter(runs: Sequence[Sequence[float]]) -> float:
-    """The median distance of the runs of both sides from the median of theirs, relative to it: a run that had a
-    neighbour all through does not count."""
-    middles = [(statistics.median(side), side) for side in runs if side]
-    return statistics.median(abs(run / middle - 1) for middle, side in middles for run in side)
+_SIGMA_PER_MAD = 1.4826
+
+
+def _scatter(a: View, b: View, column: str, what: str) -> float:
+    """The median distance of the runs of both sides from the median of theirs, relative to it; infinite where that is
+    0."""
+    runs = [(side, statistics.median(side)) for view in (a, b) if (side := view.of_steps(column, what))]
+    offs = [abs(run / middle - 1) if middle > 0 else math.inf for side, middle in runs for run in side]
+    return statistics.median(offs) if offs else 0.0
 
 
 def fine_statuses(report: Report) -> frozenset[int]:
@@ -208,9 +227,22 @@ def _one(values: pandas.Series[float], what: str) -> float:
     return p95 if what == "p95" else float(values.median())
 
 
-def _quickest(steps: pandas.DataFrame) -> pandas.DataFrame:
-    most = max(stats.quickest(steps["duration_ns"].astype(float).tolist()))
+def _quickest(steps: pandas.DataFrame, share: float | None) -> pandas.DataFrame:
+    most = max(stats.quickest(steps["duration_ns"].astype(float).tolist(), share))
     return steps[steps["duration_ns"] <= most]
+
+
+def _within(start_ns: pandas.Series[int], steps: pandas.DataFrame) -> NDArray[Any]:
+    """Which of these moments lie in one of the steps."""
+    import numpy as np
+
+    ordered = steps[steps["start_ns"].notna()].sort_values("start_ns")
+    begins = ordered["start_ns"].to_numpy(np.int64)
+    ends = begins + ordered["duration_ns"].to_numpy(np.int64)
+    moments = start_ns.fillna(-1).to_numpy(np.int64)
+    place = np.searchsorted(begins, moments, "right") - 1
+    found: NDArray[Any] = (place >= 0) & (moments < np.append(ends, 0)[place])
+    return found
 
 
 def steady_steps(report: Report, pass_id: str) -> pandas.DataFrame | None:

@@ -97,6 +97,9 @@ def directed(verdict: Verdict, name: str, unit: str | None) -> Verdict:
     return "more" if verdict == "slower" else "less"
 
 
+_HOW = {"bootstrap": "medians of {}, bootstrap", "floor": "second quickest of {}, bootstrap"}
+
+
 def how(found: Ratio, verdict: Verdict) -> str:
     """What a ratio rests on, in words, and why it is unsure."""
     runs = f"{found.n_a} and {found.n_b} runs"
@@ -104,10 +107,12 @@ def how(found: Ratio, verdict: Verdict) -> str:
         return f"{runs}: how much runs differ is unknown"
     if found.method == "steps":
         return f"the steps of {runs}: how much runs differ is unknown"
-    told = f"medians of {runs}, bootstrap" if found.method == "bootstrap" else f"means of {runs}, Student's t"
+    told = _HOW.get(found.method, "means of {}, Student's t").format(runs)
     rank = "" if found.p_value is None else f"; Mann-Whitney p = {found.p_value:.2g}"
     if verdict == "unsure" and min(found.n_a, found.n_b) < numbers.FEW:
         return f"{told}{rank}: too few to tell"
+    if not found.agree:
+        return f"{told}: the quickest runs of one side do not agree"
     return told + rank
 
 
@@ -189,7 +194,7 @@ class Weighed:
         if known.off_ns:
             here, there = (self.b, self.a) if other else (self.a, self.b)
             expected = known.seen / max(here.whole, 1) * there.whole
-            if math.exp(-expected) > ALPHA / max(self.compared, 1) or abs(share or 0.0) < 100 * TELL_FROM:
+            if math.exp(-expected) > ALPHA / max(self.compared, 1) or abs(share or 0.0) < 100 * self.scale.tell_from:
                 return "unsure"
         return "new" if other else "gone"
 

@@ -83,6 +83,7 @@ def gate(made: Comparison) -> str:
     )
     lines += [*markdown.grid(("Figure", "Result", "Why"), rows), ""] if rows else []
     lines += [f"- {markdown.escape(blame.sentence)}" for blame in made.attribution[:CHANGES]]
+    lines += [f"- note: {markdown.escape(note)}" for note in made.notes]
     lines += [f"- unlike: {markdown.escape(one.fact)} {one.how}" for one in made.refusals]
     return "\n".join([*lines, "", f"A {markdown.code(made.a.id)} · B {markdown.code(made.b.id)}"]) + "\n"
 

@@ -34,8 +34,9 @@ FAR, NEAR = 2.5, 1.2
 """In robust standard deviations: two nights in a row beyond the first, or three beyond the second, are no chance."""
 DRIFT_FLOOR = 0.05
 """The least drift, as a share of the first nights: nights that depend on one another wander by less."""
-NOISY = 0.02
-"""Nights that lie further apart than this by their usual step are judged by their quickest ones, if those do not."""
+NOISY, LESS = 0.02, 0.7
+"""Where the usual step differs by more than this from one night to the next (as a robust standard deviation), nights
+are judged by their quickest steps, if those differ by so much less."""
 RECENT = 10
 """Nights whose median stands for now, where a drift is looked for."""
 ADOPTED_AFTER = 7
@@ -137,12 +138,19 @@ def judge(past: Sequence[Past], value: float) -> Judgement:
 
 
 def by_quickest(usual: Sequence[Past], quickest: Sequence[Past]) -> bool:
-    """Whether to judge by the quickest steps of each night rather than by its usual one: where the usual one differs
-    much from night to night, the machine's other work makes it, and the quickest steps differ less."""
+    """Whether to judge by the quickest steps of each night rather than by its usual one, which differs much more from
+    night to night."""
     if min(len(_values(usual)), len(_values(quickest))) < NEEDED:
         return False
-    noise, left = level_of(usual).sigma, level_of(quickest).sigma
-    return noise > NOISY and left < noise
+    noise, left = _wobble(usual), _wobble(quickest)
+    return noise > NOISY and left < LESS * noise
+
+
+def _wobble(past: Sequence[Past]) -> float:
+    """How far a night lies from the one before it, as a robust standard deviation of one night: a drift is no noise."""
+    values = _values(past)[-SPREAD_WINDOW:]
+    steps = [abs(after - before) for before, after in pairwise(values)]
+    return SIGMA_PER_MAD * statistics.median(steps) / math.sqrt(2) / statistics.median(values)
 
 
 def level_of(past: Sequence[Past]) -> Level:

@@ -13,7 +13,11 @@ from orchestrator.nights.words import Told
 from orchestrator.units import show_bytes, show_duration
 
 SCHEMA = "profrun/night/1"
-_FIGURES = {"step_s": "a step", "quick_step_s": "a step, by the quickest of each night,", "wall_s": "a run"}
+_FIGURES = {
+    "step_s": "a step takes",
+    "quick_step_s": "the quickest steps take",
+    "wall_s": "a run takes",
+}
 
 
 def verdict(told: Told) -> str:
@@ -26,7 +30,7 @@ def sentence(told: Told) -> str:
     judged, level = told.judgement, told.judgement.level
     if told.value_s is None or told.metric is None:
         return f"{verdict(told)}: {_because(judged)}"
-    took = f"{_FIGURES.get(told.metric, told.metric)} takes {show_duration(told.value_s)}"
+    took = f"{_FIGURES.get(told.metric, f'{told.metric} takes')} {show_duration(told.value_s)}"
     if level is None or judged.off is None or judged.interval is None:
         return f"{verdict(told)}: {took}; {_because(judged)}"
     low, high = judged.interval
@@ -60,6 +64,8 @@ def _lines(told: Told) -> Iterator[str]:
         yield f"- Before it: {told.cut.text()}"
     pages = ", ".join(f"[{name}]({name})" for name in told.pages)
     yield f"- It took {show_duration(told.duration_s)}. The report: {pages or told.report}"
+    if told.metric == "quick_step_s":
+        yield "- It is judged by its quickest steps: the usual one differs much from night to night"
     yield from (f"- {note}" for note in told.notes)
     yield from _section("What has changed", [told.headline, *told.changes] if told.against else [])
     yield from _section("Findings that are new", told.new_findings)

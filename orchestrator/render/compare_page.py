@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.comparing import sides
 from orchestrator.comparing.words import SURE, Change, Comparison
-from orchestrator.render import flamediff, html, pagedata, stepchart, stepping, view
+from orchestrator.render import compared, flamediff, html, pagedata, stepchart, stepping, view
 from orchestrator.render.pagedata import Grid
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _tiles(made: Comparison) -> Iterator[tuple[str, str, str]]:
     step = made.step
     if step is None:
         return
-    what = "Steady step" if step.per == "step" else "Wall time"
+    what = compared.LABELS.get(step.name, step.name)
     for side, value, n in (("A", step.a, step.n_a), ("B", step.b, step.n_b)):
         yield f"{what}, {side}", quantity(value, step.unit), f"{n} run{'' if n == 1 else 's'}" if n else ""
     yield "B less A", signed(step.ratio and 100 * (step.ratio - 1)), interval(step)
@@ -231,7 +231,7 @@ def _ratio(change: Change) -> str | None:
 
 def traces(made: Comparison, a: Report, b: Report) -> list[Grid]:
     """Operators and the GPU's work of both runs, with their calls and times per step; what only one has, too."""
-    one, other = sides.View(a), sides.View(b)
+    one, other = sides.both(a, b)
     found = (
         ("operators", "Operators", sides.operators(one), sides.operators(other)),
         ("kernels", "GPU kernels, copies and sets", sides.kernels(one), sides.kernels(other)),

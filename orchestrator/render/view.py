@@ -456,7 +456,7 @@ def _half_width(pct: float) -> str:
 LABELS: Mapping[str, str] = {
     "wall_s": "Wall time",
     "step_s": "Steady step",
-    "quick_step_s": "Quickest 2 % of steps",
+    "quick_step_s": "Quickest steps",
     "steps": "Steps",
     "warmup_steps": "Warm-up steps",
     "user_s": "User CPU time",
