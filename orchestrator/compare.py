@@ -3,6 +3,7 @@ out."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -54,9 +55,7 @@ def _notes(a: Report, b: Report, made: Comparison) -> Iterator[str]:
         yield "A and B are the same run"
     if made.step and made.step.name == QUICK:
         yield _noisy(made)
-    quick = next((change.verdict for change in made.changes if change.name == QUICK), None)
-    if quick == "same" and made.step and made.step.name == "step_s" and made.step.verdict in ("slower", "faster"):
-        beset = "B" if made.step.verdict == "slower" else "A"
+    if beset := _apart(made):
         yield (
             "the quickest steps have not changed: only some of the program's steps have, or the machine was otherwise "
             f"busy all through {beset}"
@@ -67,6 +66,16 @@ def _notes(a: Report, b: Report, made: Comparison) -> Iterator[str]:
     if made.step and made.step.verdict == "unsure" and cpu and cpu.verdict in ("slower", "faster") and cpu.ratio:
         by = f"{abs(100 * (cpu.ratio - 1)):.1f} % {'more' if cpu.verdict == 'slower' else 'less'}"
         yield f"though a step of B used {by} CPU time (--metric step_cpu_s), which other load changes less"
+
+
+def _apart(made: Comparison) -> str:
+    """The side whose usual step has grown, where the quickest steps have not; empty: neither."""
+    step, quick = made.step, next((change for change in made.changes if change.name == QUICK), None)
+    if step is None or step.name != "step_s" or quick is None or quick.verdict != "same":
+        return ""
+    ends = (step.low, step.high, quick.low, quick.high)
+    low, high, quick_low, quick_high = (math.nan if end is None else end for end in ends)
+    return "B" if step.verdict == "slower" and low > quick_high else "A" if high < quick_low else ""
 
 
 def _noisy(made: Comparison) -> str:
@@ -94,7 +103,7 @@ def _figures(a: View, b: View, scale: Scale) -> Iterator[Change]:
     reports have a figure of."""
     quick: Verdict | None = None
     if a.step_s is not None and b.step_s is not None:
-        for name, column, what in sorted(_STEPS, key=lambda one: a.quick is not None and one[0] != QUICK):
+        for name, column, what in sorted(_STEPS, key=lambda one: a.quick and one[0] != QUICK):
             found = _of_steps(a, b, column, what)
             if found.value is None:
                 continue
@@ -103,7 +112,8 @@ def _figures(a: View, b: View, scale: Scale) -> Iterator[Change]:
                 quick = made.verdict
             yield _doubted(made, quick) if quick and sides.is_noisy(a, b, column) else made
     for made in _of_whole_runs(a, b, scale):
-        yield _doubted(made, quick) if quick and made.unit == "s" else made
+        is_time = made.name in ("wall_s", "user_s") or weighing.worse(made.name, made.unit) == "lower"
+        yield _doubted(made, quick) if quick and is_time else made
 
 
 def _of_whole_runs(a: View, b: View, scale: Scale) -> Iterator[Change]:
@@ -141,7 +151,7 @@ def _of_steps(a: View, b: View, column: str, what: str) -> Ratio:
     if what == "median" and len(one) == len(other) == 1:
         steps = (next(iter(view.steps.values()))[column].dropna().astype(float).tolist() for view in (a, b))
         return _in_seconds(numbers.of_steps(*steps))
-    return _in_seconds(numbers.floors(one, other) if what == "quick" and a.quick else numbers.ratio(one, other))
+    return _in_seconds(numbers.floors(one, other) if a.quick and what == "quick" else numbers.ratio(one, other))
 
 
 def _in_seconds(found: Ratio) -> Ratio:
@@ -193,7 +203,8 @@ def _phases(a: View, b: View, scale: Scale) -> Iterator[Change]:
     )
     for name, one in here.items():
         if one and there.get(name):
-            found = _in_seconds(numbers.ratio(one, there[name]))
+            compared = numbers.floors if a.quick else numbers.ratio
+            found = _in_seconds(compared(one, there[name]))
             yield weighing.of_runs("phase", name, found, "s", scale)
 
 

@@ -202,6 +202,7 @@ def judge_night(state: State) -> None:
     past = list(_past(state.like, name)) if name else []
     judged = judge(past, value) if value is not None and not obstacle else Judgement("unjudged", obstacle)
     new, gone = _findings(state)
+    notes = _beside(state) if name == QUICK and judged.verdict == "accepted" else ()
     state.told = Told(
         name=nightly.name,
         run_id=report.run.id,
@@ -219,6 +220,7 @@ def judge_night(state: State) -> None:
         cut=state.cut,
         new_findings=new,
         gone_findings=gone,
+        notes=notes,
     )
 
 
@@ -271,6 +273,15 @@ def _figure_of(state: State) -> tuple[str | None, str]:
     if name == FIGURES[0] and QUICK in known and by_quickest(*(list(_past(state.like, x)) for x in (name, QUICK))):
         return QUICK, ""
     return name, ""
+
+
+def _beside(state: State) -> tuple[str, ...]:
+    """What the usual step of a night says whose quickest steps are as usual: it may have grown in some steps only."""
+    value = _figure(state.report.metrics, FIGURES[0])
+    found = judge(list(_past(state.like, FIGURES[0])), value) if value is not None else None
+    if found is None or found.off is None or found.verdict not in ("suspect", "regressed") or found.off < 0:
+        return ()
+    return (f"the usual step is {found.off:+.1%}: slower in some steps only, or the machine was busier",)
 
 
 def _figure(metrics: Mapping[str, Any], name: str) -> float | None:

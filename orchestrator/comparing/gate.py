@@ -66,8 +66,8 @@ def gated(comparison: Comparison, limit_pct: float, wanted: Iterable[Wanted] = (
 
 
 def _unless_usual(line: Gated, comparison: Comparison, limit_pct: float) -> Gated:
-    """The quickest steps do not pass for all where the usual step has left its own interval by more than the limit:
-    other load may have done that, and so may what has become slower in some steps only."""
+    """The quickest steps do not pass for all where the usual step is worse by more than the limit, and its interval
+    leaves out that it is not: other load may have done that, and so may what has become slower in some steps only."""
     usual = next((one for one in comparison.told("metric") if one.name == DEFAULT), None)
     if line.result != "passed" or line.metric == DEFAULT or usual is None or usual.ratio is None or usual.low is None:
         return line

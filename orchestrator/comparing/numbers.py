@@ -48,19 +48,20 @@ class Ratio:
     n_b: int = 0
     method: Method = "none"
     agree: bool = True
-    """Of floors: whether the quickest runs of either side agree, as they do where nothing disturbs them."""
+    """Of floors: whether the quickest runs of either side agree, as they do where nothing disturbs them; else there is
+    no interval."""
 
     def verdict(self, within: float = SAME_WITHIN, tell_from: float = TELL_FROM) -> Verdict:
         """slower: b is larger. One run a side, or two, can't tell how much runs differ; only that they hardly can."""
         if self.value is None or self.low is None or self.high is None:
             return "unsure"
-        few = self.method == "steps" or min(self.n_a, self.n_b) < FEW or not self.agree
+        few = self.method == "steps" or min(self.n_a, self.n_b) < FEW
         by_rank = self.method != "bootstrap" or (self.p_value is not None and self.p_value < ALPHA)
         apart = (self.low > 1 or self.high < 1) and by_rank and not few
         if apart and abs(math.log(self.value)) >= math.log1p(tell_from):
             return "slower" if self.value > 1 else "faster"
         tight = 1 - within <= self.low and self.high <= 1 + within
-        return "same" if tight and self.method != "steps" and self.agree else "unsure"
+        return "same" if tight and self.method != "steps" else "unsure"
 
 
 def ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
@@ -101,9 +102,10 @@ def floors(a: Sequence[float], b: Sequence[float]) -> Ratio:
     if min(len(a), len(b)) < FLOOR_FROM or min(*a, *b) <= 0:
         return ratio(a, b)
     (_, low_a, next_a, *_), (_, low_b, next_b, *_) = sorted(a), sorted(b)
+    if max(next_a / low_a, next_b / low_b) > 1 + AGREE:
+        return Ratio(low_a, low_b, low_b / low_a, n_a=len(a), n_b=len(b), method="floor", agree=False)
     low, high, most = _percentiles(_resampled(a, _SEED, second=True), _resampled(b, _SEED + 1, second=True))
-    agree = max(next_a / low_a, next_b / low_b) <= 1 + AGREE
-    return Ratio(low_a, low_b, low_b / low_a, low, high, most, None, len(a), len(b), "floor", agree)
+    return Ratio(low_a, low_b, low_b / low_a, low, high, most, None, len(a), len(b), "floor")
 
 
 def of_steps(a: Sequence[float], b: Sequence[float]) -> Ratio:

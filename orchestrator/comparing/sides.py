@@ -59,10 +59,11 @@ class Looked:
 class View:
     """A report as one side of a comparison. Tables are read when they are asked for, and once.
 
-    quick: this share of its steps, the quickest, stands for all of them, as its runs differ too much (`both`)."""
+    share: so large a share of its steps are its quickest, as on the other side; None: too few. noisy: the runs of one
+    side differ much; quick: so much that the quickest steps stand for all of them (`both`)."""
 
-    def __init__(self, report: Report, *, quick: float | None = None) -> None:
-        self.report, self.quick = report, quick
+    def __init__(self, report: Report, *, share: float | None = None, noisy: bool = False, quick: bool = False) -> None:
+        self.report, self.share, self.noisy, self.quick = report, share, noisy, quick
 
     # ---------------------------------------------------------------- the bare runs
 
@@ -87,7 +88,7 @@ class View:
     @cached_property
     def quickest(self) -> dict[str, pandas.DataFrame]:
         """Of those of each run, the quickest."""
-        return {id_: _quickest(frame, self.quick) for id_, frame in self.steps.items()}
+        return {id_: _quickest(frame, self.share) for id_, frame in self.steps.items()} if self.share else {}
 
     def of_steps(self, column: str, what: str = "usual") -> list[float]:
         """One value a bare run: the median, mean or 95th percentile of a column of its steady steps, the mean without
@@ -100,7 +101,8 @@ class View:
 
     def of_ranges(self) -> dict[str, list[float]]:
         """By range of the plan, one value a bare run: its usual time in ns, as often as it comes in a step (quick: in
-        one of the quickest). Of the process whose steps these are: workers have time of their own."""
+        one of the quickest, without what does not come in each). Of the process whose steps these are: workers have
+        time of their own."""
         frame = self.report.table("ranges")
         found: dict[str, list[float]] = {}
         for id_ in self.steps if frame is not None else ():
@@ -110,8 +112,10 @@ class View:
                 continue
             rows = rows[rows["pid"].isna() | (rows["pid"] == steps["pid"].iloc[0])]
             if self.quick:
+                counts = rows["name"].value_counts()
+                each = rows["name"].isin(counts.index[counts >= len(steps)])
                 steps = self.quickest[id_]
-                rows = rows[_within(rows["start_ns"], steps)]
+                rows = rows[each & _within(rows["start_ns"], steps)]
             for name, known in rows.dropna(subset=["duration_ns"]).groupby("name")["duration_ns"]:
                 found.setdefault(str(name), []).append(float(known.median()) * len(known) / len(steps))
         return found
@@ -119,7 +123,9 @@ class View:
     @cached_property
     def step_s(self) -> float | None:
         """What stands for the steps of the bare runs."""
-        values = self.of_steps("duration_ns")
+        values = sorted(self.of_steps("duration_ns"))
+        if self.quick:
+            return values[1] / 1e9
         return statistics.median(values) / 1e9 if values else None
 
     @cached_property
@@ -149,8 +155,8 @@ class View:
         return judging.steps_of(self.report, pass_id)
 
     def stretch(self, pass_id: str) -> float:
-        """How many times as long a usual step of that pass took as what stands for a bare one; 1 where that is
-        unknown."""
+        """How many times as long a usual step of that pass took as what stands for a bare one; where that is unknown it
+        is taken for a usual bare one."""
         record = next((p for p in self.report.passes if p.id == pass_id), None)
         found = (record.step_slowdown or record.slowdown) if record else None
         usual = self.of_steps("duration_ns", "median") if self.quick else []
@@ -161,36 +167,44 @@ NOISY = 0.02
 """Where the bare runs of one side differ by more than this, relative to their median, something beside the program and
 its machine is likely to have made them: other work, or a neighbour that shares the processor."""
 LESS = 0.7
-"""The quickest steps are gone by only where they differ by so much less."""
+"""The quickest steps are gone by only where the quicker runs differ by so much less in them."""
 
 
 def both(a: Report, b: Report) -> tuple[View, View]:
-    """The two sides. By their quickest steps where the runs differ much, and clearly less by those."""
+    """The two sides. By their quickest steps where the runs differ much, clearly less by those, and are enough."""
     one, other = View(a), View(b)
-    counts = [len(frame) for view in (one, other) for frame in view.steps.values()]
-    if not one.steps or not other.steps or min(counts) < stats.QUICK_FROM or not is_noisy(one, other, "duration_ns"):
+    noisy = is_noisy(one, other, "duration_ns")
+    fewest = min((len(frame) for view in (one, other) for frame in view.steps.values()), default=0)
+    share = stats.quick_share(fewest) if fewest >= stats.QUICK_FROM else None
+    one, other = (View(report, share=share, noisy=noisy) for report in (a, b))
+    if not share or not noisy or min(len(one.steps), len(other.steps)) < numbers.FLOOR_FROM:
         return one, other
-    share = stats.quick_share(min(counts))
-    quick = View(a, quick=share), View(b, quick=share)
-    usual, left = _scatter(one, other, "duration_ns", "most"), _scatter(*quick, "duration_ns", "quick")
-    return quick if left < LESS * usual else (one, other)
+    usual, left = (max(_rise(view.of_steps("duration_ns", how)) for view in (one, other)) for how in ("most", "quick"))
+    if left >= LESS * usual:
+        return one, other
+    return View(a, share=share, noisy=True, quick=True), View(b, share=share, noisy=True, quick=True)
 
 
 def is_noisy(a: View, b: View, column: str) -> bool:
     """Whether most runs of one side differ much in that column of their steps. Told by the mean of most steps: where
     nearly all have a neighbour, medians agree."""
-    return any(_SIGMA_PER_MAD * _scatter(view, view, column, "most") > NOISY for view in (a, b))
+    return any(_scatter(view.of_steps(column, "most")) > NOISY for view in (a, b))
 
 
 _SIGMA_PER_MAD = 1.4826
 
 
-def _scatter(a: View, b: View, column: str, what: str) -> float:
-    """The median distance of the runs of both sides from the median of theirs, relative to it; infinite where that is
-    0."""
-    runs = [(side, statistics.median(side)) for view in (a, b) if (side := view.of_steps(column, what))]
-    offs = [abs(run / middle - 1) if middle > 0 else math.inf for side, middle in runs for run in side]
-    return statistics.median(offs) if offs else 0.0
+def _scatter(runs: Sequence[float]) -> float:
+    """The median distance of the runs from their median, as a standard deviation relative to it."""
+    middle = statistics.median(runs) if runs else 0.0
+    return _SIGMA_PER_MAD * statistics.median(abs(run / middle - 1) for run in runs) if middle > 0 else 0.0
+
+
+def _rise(runs: Sequence[float]) -> float:
+    """By how much the quicker third of the runs differ: longer ones may have been disturbed."""
+    ordered = sorted(runs)
+    low, high = ordered[1], ordered[max(2, len(ordered) // 3)]
+    return high / low - 1 if low > 0 else math.inf
 
 
 def fine_statuses(report: Report) -> frozenset[int]:

@@ -42,7 +42,7 @@ class Scale:
         pooled = math.sqrt(sum(one**2 for one in both) / len(both)) if len(both) == 2 else None
         what = "A's step" if a.step_s is not None and b.step_s is not None else "A's run"
         whole = a.step_s if what == "A's step" else (statistics.median(a.walls_s) if a.walls_s else None)
-        least = NOISY if a.quick else TELL_FROM
+        least = NOISY if a.noisy else TELL_FROM
         return cls(whole, what, pooled, f"{len(a.bare)} and {len(b.bare)} bare runs", least)
 
     def or_of(self, looked: Looked, of: str) -> Scale:

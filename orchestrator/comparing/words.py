@@ -113,8 +113,8 @@ class Gate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs beside each other. step: the figure the verdict is of (the step time, else the wall time); None: neither
-    is known, or the runs were refused.
+    """Two runs beside each other. step: the figure the verdict is of (the step time, of runs that differ much that of
+    their quickest steps; else the wall time); None: neither is known, or the runs were refused.
 
     changes: the costliest first. attribution: why the step changed, likewise; empty where it did not."""
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator import judging
+from orchestrator.comparing import sides
+from orchestrator.comparing.sides import View
 from orchestrator.formats.folded import Tree
 from orchestrator.formats.stacks import split_frame
 from orchestrator.model import USABLE
@@ -63,10 +65,11 @@ def diffs(a: Report, b: Report) -> list[Diff]:
 
 def _diffs(a: Report, b: Report) -> Iterator[Diff]:
     one, other = _kinds(a), _kinds(b)
+    views = sides.both(a, b)
     for collector, kind in one:
         if (collector, kind) not in other:
             continue
-        seen_a, seen_b = _alike(a, b, one[collector, kind], other[collector, kind], kind)
+        seen_a, seen_b = _alike(*views, one[collector, kind], other[collector, kind], kind)
         if seen_a and seen_b and seen_a.per == seen_b.per:
             label = f"{collector}: {flames.KINDS.get(kind, kind)}"
             told = f"A: {seen_a.capture}, {seen_a.part}; B: {seen_b.capture}, {seen_b.part}"
@@ -74,7 +77,7 @@ def _diffs(a: Report, b: Report) -> Iterator[Diff]:
             yield Diff(label, _packed(seen_a.weights, seen_b.weights), seen_a.per, whole_a_s, whole_b_s, told)
 
 
-def _alike(a: Report, b: Report, one: Capture, other: Capture, kind: str) -> tuple[_Seen | None, _Seen | None]:
+def _alike(a: View, b: View, one: Capture, other: Capture, kind: str) -> tuple[_Seen | None, _Seen | None]:
     """Both a step, else both a run: what a run takes once (its start) would be less a step where there are more."""
     seen_a, seen_b = _seen(a, one, kind), _seen(b, other, kind)
     if seen_a and seen_b and seen_a.steps != seen_b.steps and (seen_a.is_whole or seen_b.is_whole):
@@ -102,24 +105,21 @@ def _sampled(report: Report) -> Iterator[tuple[str, str]]:
         yield from ((capture, "wall") for capture in spans["capture"].unique())
 
 
-def _seen(report: Report, capture: Capture, kind: str) -> _Seen | None:
+def _seen(view: View, capture: Capture, kind: str) -> _Seen | None:
     """In the steady steps where the samples have times, else in the whole run."""
+    report = view.report
     window = judging.steady_window(report, capture.pass_id)
     spans = judging.of_capture(report.table("stack_spans"), [capture.id]) if kind == "wall" else None
     if spans is not None and window is not None:
-        weights = _weights(report, _clipped(spans, window), window.pid, window.steps * _stretch(report, capture))
+        weights = _weights(report, _clipped(spans, window), window.pid, window.steps * view.stretch(capture.pass_id))
         part = f"{window.steps:,} steady steps"
         return _Seen(capture.id, "step", weights, part, window.steps, is_whole=False) if weights else None
-    return _whole(report, capture, kind, window.steps if window else None)
+    return _whole(view, capture, kind, window.steps if window else None)
 
 
-def _stretch(report: Report, capture: Capture) -> float:
-    record = next((p for p in report.passes if p.id == capture.pass_id), None)
-    return (record.step_slowdown or record.slowdown or 1.0) if record else 1.0
-
-
-def _whole(report: Report, capture: Capture, kind: str, steps: int | None) -> _Seen | None:
+def _whole(view: View, capture: Capture, kind: str, steps: int | None) -> _Seen | None:
     """The whole run, per step where `steps` are given."""
+    report = view.report
     frame = judging.of_capture(report.table("stacks"), [capture.id])
     rows = None if frame is None else frame[(frame["kind"] == kind) & frame["weight_ns"].notna()]
     if rows is None or not len(rows):
@@ -127,7 +127,7 @@ def _whole(report: Report, capture: Capture, kind: str, steps: int | None) -> _S
     rows = rows.assign(time=rows["weight_ns"].astype("int64"))
     main = rows.groupby("pid", dropna=False)["time"].sum().idxmax() if rows["pid"].notna().any() else None
     part = f"the whole run of {steps:,} steady steps" if steps else "the whole run"
-    weights = _weights(report, rows, main, (steps or 1) * _stretch(report, capture))
+    weights = _weights(report, rows, main, (steps or 1) * view.stretch(capture.pass_id))
     return _Seen(capture.id, "step" if steps else "run", weights, part, steps) if weights else None
 
 

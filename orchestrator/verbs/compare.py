@@ -33,8 +33,8 @@ def options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME[=higher]",
-        help="the figure at the gate, else the step time, or the wall time; =higher, =lower: what is better, where its "
-        "unit does not tell (s, bytes, .../s do); may be repeated",
+        help="the figure at the gate, else what the verdict is of: the step time, or the wall time; =higher, =lower: "
+        "what is better, where its unit does not tell (s, bytes, .../s do); may be repeated",
     )
     parser.add_argument("--anyway", action="store_true", help="compare also what is unlike, and say so")
     parser.add_argument(

@@ -225,7 +225,7 @@ def test_other_numbers_of_steps_have_the_same_share_of_quickest(tmp_path: Path) 
     """Of 60 steps five are a twelfth; five of 1200 would be quicker by chance alone."""
     few, many = (replace(CONTENDED, steps=steps, step_noise=0.05, contended=0.3) for steps in (70, 1200))
     one, other = sides.both(make(tmp_path / "a", few, 1), make(tmp_path / "b", many, 2))
-    assert one.quick == other.quick == pytest.approx(5 / 67)
+    assert one.share == other.share == pytest.approx(5 / 67)
     assert {len(frame) for frame in other.quickest.values()} == {math.ceil(5 / 67 * 1197)}
 
 

@@ -88,7 +88,15 @@ def test_three_nights_that_are_a_little_less_far_off_are_no_chance_either() -> N
     value = level.center * (1 + (level.limit(1, room.NEAR) + level.limit(1)) / 2)
     _, said = after(noisy, value, value, value)
     assert [one.verdict for one in said] == ["accepted", "accepted", "regressed"]
-    assert said[2].reason == "3 nights in a row"
+
+
+def test_three_nights_tell_from_some_one_and_a_half_deviations_on() -> None:
+    rng = random.Random(7)
+    noisy = [Past(f"n{n}", 1 + rng.gauss(0, 0.04), "accepted") for n in range(60)]
+    level = room.level_of(noisy)
+    near, far = (level.center * (1 + off * level.sigma) for off in (1.3, 2.0))
+    assert verdicts(noisy, near, near, near) == ["accepted"] * 3
+    assert verdicts(noisy, far, far, far) == ["accepted", "accepted", "regressed"]
 
 
 def test_a_regression_stays_until_a_night_is_nearer_to_the_old_level() -> None:
