@@ -78,6 +78,31 @@ def test_false_alarms_are_rare_and_six_percent_are_found() -> None:
     assert caught >= 51
 
 
+def test_floors_see_through_neighbours() -> None:
+    """Half of the runs, now more and now fewer, are up to 1.7 times as long."""
+    rng = random.Random(8)
+
+    def runs(factor: float) -> list[float]:
+        beset = rng.uniform(0.2, 0.7)
+        return [
+            factor * rng.gauss(1, 0.005) * (rng.uniform(1.05, 1.7) if rng.random() < beset else 1) for _ in range(12)
+        ]
+
+    equal = [numbers.floors(runs(1), runs(1)).verdict(tell_from=0.02) for _ in range(40)]
+    planted = [(runs(1), runs(1.06)) for _ in range(40)]
+    assert sum(one in ("slower", "faster") for one in equal) <= 2
+    assert sum(numbers.floors(*pair).verdict() == "slower" for pair in planted) >= 30
+    assert sum(numbers.ratio(*pair).verdict() == "slower" for pair in planted) <= 20
+
+
+def test_floors_that_do_not_agree_bound_nothing() -> None:
+    even = [1.06, 1.061, 1.062, 1.06, 1.061, 1.06, 1.06]
+    found = numbers.floors([1.08, 1.1, 1.13, 1.2, 1.25, 1.3, 1.31], even)
+    assert (found.low, found.high, found.most) == (None, None, None) and found.verdict() == "unsure"
+    assert numbers.floors(even, [1.03 * run for run in even]).verdict() == "slower"
+    assert numbers.floors(even[:4], even[:4]).method == "bootstrap"
+
+
 def test_steps_that_lean_on_one_another_widen_the_interval() -> None:
     chance = random.Random(3)
 
