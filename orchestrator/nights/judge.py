@@ -30,7 +30,7 @@ NEEDED = 7
 """Accepted nights without which nothing is judged: the median deviation of fewer says little of the spread."""
 FLOOR = 0.03
 """The least change that is worth a word, as a share of the level."""
-FAR, NEAR = 2.5, 1.4
+FAR, NEAR = 2.5, 1.6
 """In robust standard deviations: two nights in a row beyond the first, or three beyond the second, are no chance."""
 DRIFT_FLOOR = 0.05
 """The least drift, as a share of the first nights: nights that depend on one another wander by less."""

@@ -94,7 +94,7 @@ def test_three_nights_tell_from_some_one_and_a_half_deviations_on() -> None:
     rng = random.Random(7)
     noisy = [Past(f"n{n}", 1 + rng.gauss(0, 0.04), "accepted") for n in range(60)]
     level = room.level_of(noisy)
-    near, far = (level.center * (1 + off * level.sigma) for off in (1.3, 2.0))
+    near, far = (level.center * (1 + off * level.sigma) for off in (1.5, 2.3))
     assert verdicts(noisy, near, near, near) == ["accepted"] * 3
     assert verdicts(noisy, far, far, far) == ["accepted", "accepted", "regressed"]
 
