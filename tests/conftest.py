@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -27,6 +28,17 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
     of somebody's history."""
     os.environ["PROFRUN_STATE"] = str(tmp_path_factory.mktemp("state"))
     os.environ.pop("PROFRUN_HISTORY", None)
+
+
+TRACEPOINTS = Path("/sys/kernel/tracing")
+
+
+@pytest.fixture(scope="session")
+def tracepoints() -> None:
+    """The kernel's, for perf. Nothing has mounted them in a chroot or on a minimal machine until perf's own first use,
+    which leaves them there, as this does."""
+    if os.geteuid() == 0 and TRACEPOINTS.is_dir() and not (TRACEPOINTS / "events").is_dir():
+        subprocess.run(["mount", "-t", "tracefs", "nodev", str(TRACEPOINTS)], check=False)
 
 
 @pytest.fixture(scope="session")

@@ -41,6 +41,12 @@ def seen_all(watch: Watch, pid: int) -> bool:
     return len(watch.filenos()) == 2
 
 
+def ranks_of(pid: int) -> dict[str, int]:
+    """The children of a process, by the rank that their environment names."""
+    found = ((process.environ_of(child) or {}, child) for child in process.children(pid))
+    return {env["RANK"]: child for env, child in found if "RANK" in env}
+
+
 def test_ranks_are_found_and_their_ends_are_told() -> None:
     with job() as one:
         watch = Watch()
@@ -61,7 +67,8 @@ def test_ranks_are_found_and_their_ends_are_told() -> None:
 
 def test_what_profrun_itself_is_told_of_a_rank_is_another_jobs() -> None:
     with job() as one:
-        ranks = {process.environ_of(pid)["RANK"]: pid for pid in process.children(one.pid)}  # type: ignore[index]
+        until(lambda: len(ranks_of(one.pid)) == 2)  # a child has its own environment only from its exec on
+        ranks = ranks_of(one.pid)
         watch = Watch(env={"RANK": "1"})
         until(lambda: bool(watch.look(one.pid, time.time_ns(), at_once=True) or watch.filenos()))
         assert (watch.rank_of(ranks["0"]), watch.rank_of(ranks["1"])) == (0, None)

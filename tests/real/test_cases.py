@@ -395,6 +395,7 @@ def test_tools_end_when_asked_though_profrun_runs_in_the_background_of_a_script(
     assert not any("killed" in note for note in Result(0, done.stdout, "", tmp_path).captures()["py-spy"]["notes"])
 
 
+@pytest.mark.usefixtures("tracepoints")
 @pytest.mark.tool("py-spy", "strace", "perf")
 def test_a_running_process_is_looked_at_and_left_alone(tmp_path: Path) -> None:
     with subprocess.Popen(

@@ -18,7 +18,7 @@ from waiting import LIMIT_S, cpu_s, until
 
 from orchestrator import tables
 
-pytestmark = pytest.mark.tool("perf")
+pytestmark = [pytest.mark.tool("perf"), pytest.mark.usefixtures("tracepoints")]
 
 TWO_C = Path(__file__).resolve().parents[1] / "golden" / "perf" / "two.c"
 PYTHON = (sys.executable, "-I", "-S")
