@@ -16,7 +16,7 @@ _T975 = (
 _Z975, _Z95 = 1.959964, 1.644854
 
 _OUTLIER_FROM = 3.5
-_SIGMA_PER_MAD = 1.4826
+SIGMA_PER_MAD = 1.4826
 _SPREAD_FLOOR = 0.01
 """The least robust standard deviation, as a share of the median: however alike the other runs are, one within 3.5 % of
 their median is not worth a name."""
@@ -55,7 +55,7 @@ def outliers(values: Sequence[float]) -> list[int]:
         return []
     median = statistics.median(values)
     distances = [abs(value - median) for value in values]
-    sigma = max(_SIGMA_PER_MAD * statistics.median(distances), _SPREAD_FLOOR * abs(median))
+    sigma = max(SIGMA_PER_MAD * statistics.median(distances), _SPREAD_FLOOR * abs(median))
     return [index for index, distance in enumerate(distances) if distance > _OUTLIER_FROM * sigma]
 
 

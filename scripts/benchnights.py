@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.nights.judge import SIGMA_PER_MAD, Past, Verdict, by_quickest, judge
+from orchestrator.nights.judge import Past, Verdict, by_quickest, judge
+from orchestrator.stats import SIGMA_PER_MAD
 
 RECORDED = Path(__file__).resolve().parent.parent / "tests" / "golden" / "nights" / "own-runs.json"
 """Step times of runs that were made one after the other, and how they were made."""

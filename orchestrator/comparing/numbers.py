@@ -90,7 +90,9 @@ def _of_few(a: Sequence[float], b: Sequence[float]) -> Ratio:
 
 
 FLOOR_FROM = 5
+"""Runs a side from which on there is a second quickest that says something."""
 AGREE = 0.02
+"""Runs that nothing disturbs differ by less than this in their quickest steps."""
 
 
 def floors(a: Sequence[float], b: Sequence[float]) -> Ratio:

@@ -191,13 +191,10 @@ def is_noisy(a: View, b: View, column: str) -> bool:
     return any(_scatter(view.of_steps(column, "most")) > NOISY for view in (a, b))
 
 
-_SIGMA_PER_MAD = 1.4826
-
-
 def _scatter(runs: Sequence[float]) -> float:
     """The median distance of the runs from their median, as a standard deviation relative to it."""
     middle = statistics.median(runs) if runs else 0.0
-    return _SIGMA_PER_MAD * statistics.median(abs(run / middle - 1) for run in runs) if middle > 0 else 0.0
+    return stats.SIGMA_PER_MAD * statistics.median(abs(run / middle - 1) for run in runs) if middle > 0 else 0.0
 
 
 def _rise(runs: Sequence[float]) -> float:

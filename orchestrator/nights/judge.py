@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from typing import Literal
 
-from orchestrator.stats import t975
+from orchestrator.stats import SIGMA_PER_MAD, t975
 
 Verdict = Literal["accepted", "suspect", "regressed", "improved", "unjudged"]
 
@@ -46,7 +46,6 @@ TAIL = 0.1
 DEPENDENCE = 1.2
 """So much wider is the spread where each night is like the one before it (a lag-1 autocorrelation of 1): nights in a
 row then say less than their number."""
-SIGMA_PER_MAD = 1.4826
 MAD_EFFICIENCY = 0.37
 """A median deviation knows the spread as well as a standard deviation of 37 % of the values would (P. Rousseeuw and
 C. Croux, Alternatives to the Median Absolute Deviation, 1993)."""
