@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,15 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
     of somebody's history."""
     os.environ["PROFRUN_STATE"] = str(tmp_path_factory.mktemp("state"))
     os.environ.pop("PROFRUN_HISTORY", None)
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """The home of a new user, who is not root."""
+    from somebody import new_home
+
+    with new_home() as path:
+        yield path
 
 
 TRACEPOINTS = Path("/sys/kernel/tracing")

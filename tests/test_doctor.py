@@ -116,6 +116,14 @@ def test_a_file_that_is_no_program_is_broken(tmp_path: Path) -> None:
     assert one and one.state == "broken"
 
 
+@pytest.mark.tool("strace")
+def test_of_a_tool_on_which_the_program_itself_fails_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "_TRIAL", "raise SystemExit(3)")
+    one = tools.try_collector("strace", Machine())
+    assert one and one.state == "unknown"
+    assert one.said.startswith("the program that it was tried on, a small Python program, failed itself under it (")
+
+
 def test_a_collector_that_cannot_be_loaded_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.COLLECTORS, "py-spy", "orchestrator.collectors.nobody:Nobody")
     one = tools.try_collector("py-spy", Machine())

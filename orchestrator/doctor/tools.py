@@ -127,11 +127,11 @@ def _tried(member: Collector, machine: Machine) -> Diagnosis:
         return Diagnosis(member.use, "broken", f"could not be tried: {error}")
     took = f"in {time.monotonic() - started:.1f} s"
     run = capture.run
-    if on_gpu and run and run.exit and run.exit.code:
-        said = f"the small GPU program itself failed under it ({run.exit.describe()})"
+    what = "a small GPU program" if on_gpu else "a small Python program"
+    if capture.status != "blocked" and run and run.exit and run.exit.code:
+        said = f"the program that it was tried on, {what}, failed itself under it ({run.exit.describe()})"
         return Diagnosis(member.use, "unknown", said, _newer(member, machine))
     if capture.status in USABLE and not (on_gpu and saw == 0):
-        what = "a small GPU program" if on_gpu else "a small Python program"
         return Diagnosis(member.use, "ok", f"recorded {what} {took}")
     if capture.status == "empty" and "cupti" in member.claims and not on_gpu:
         return Diagnosis(member.use, "ok", f"ran with a small Python program, which gives no GPU work, {took}")
@@ -156,7 +156,8 @@ def _trial(member: Collector, machine: Machine, on_gpu: bool) -> tuple[Capture, 
         stdin = Stdin(scratch / "stdin", passes=1)
         stdin.kind = "closed"
         env = {**os.environ, "TMPDIR": str(scratch)}  # nsys leaves files there
-        target = Target(("python", "-I", "-S", "-c", _program(machine, on_gpu)), sys.executable, str(scratch), env)
+        words = (sys.executable, "-I", "-S", "-c", _program(machine, on_gpu))  # Python finds its library by the first
+        target = Target(words, sys.executable, str(scratch), env)
         with Signals() as signals:
             context = Context(
                 run_id=scratch.name,
