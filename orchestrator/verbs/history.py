@@ -130,7 +130,7 @@ def _rebuild(options: argparse.Namespace) -> int:
 
         print(json.dumps(asdict(done), indent=1))
         return 0
-    parts = [f"{done.found} runs"]
+    parts = ["1 run" if done.found == 1 else f"{done.found} runs"]
     parts += [f"{n} {word}" for n, word in (
         (done.gone, "whose folder is gone marked so"), (done.forgotten, "whose folder is gone forgotten"),
         (done.imported, "reports of imported files left out"), (len(done.damaged), "damaged folders left out"),
