@@ -406,7 +406,7 @@ def remember_night(state: State) -> None:
     try:
         adopted = [night for night in state.like if night.run_id in judged.adopted]
         _accept(state.where, adopted, f"faster for {len(adopted) + 1} nights in a row")
-        history.set_verdict(told.run_id, note.remembered(told), judged.reason, state.where)
+        history.set_verdict(told.run_id, note.remembered(told), note.remark(told), state.where)
     except HistoryError as error:
         if judged.verdict != "unjudged":
             _unjudged(state, f"it can't be remembered: {_said(error)}")

@@ -48,6 +48,12 @@ def remembered(told: Told) -> Verdict:
     return "accepted" if told.judgement.adopted else told.judgement.verdict
 
 
+def remark(told: Told) -> str:
+    """What stands beside the verdict in a list of nights, which shows their usual steps."""
+    quick = told.metric == "quick_step_s" and told.judgement.level is not None
+    return told.judgement.reason + (", by its quickest steps" if quick else "")
+
+
 def page(told: Told) -> str:
     return "\n".join(_lines(told)).rstrip() + "\n"
 
@@ -98,7 +104,7 @@ def data(told: Told) -> dict[str, Any]:
         "verdict": verdict(told),
         "sentence": sentence(told),
         "reason": judged.reason,
-        "remembered": {"verdict": remembered(told), "note": judged.reason},
+        "remembered": {"verdict": remembered(told), "note": remark(told)},
         "change": judged.off,
         "change_ci95": judged.interval,
         "usual_s": judged.level.center if judged.level else None,

@@ -96,6 +96,7 @@ def test_on_a_noisy_machine_nights_are_judged_by_their_quickest_steps(nights: Ni
     fine = nights.night(0.13, 0.0903)
     assert (fine.metric, fine.judgement.verdict) == ("quick_step_s", "accepted")
     assert "the quickest steps take" in text(fine) and "the usual one differs much from night to night" in text(fine)
+    assert nights.remembered()[-1].note == "as usual, by its quickest steps"
     assert [nights.night(0.11, 0.096).judgement.verdict for _ in range(2)] == ["suspect", "regressed"]
 
 
