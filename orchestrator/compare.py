@@ -60,6 +60,8 @@ def _notes(a: Report, b: Report, made: Comparison) -> Iterator[str]:
             "the quickest steps have not changed: only some of the program's steps have, or the machine was otherwise "
             f"busy all through {beset}"
         )
+    if busy := likeness.busy(a, b):
+        yield busy
     if made.anyway:
         yield "these runs are unlike, and were compared all the same: what has changed may be what they ran on"
     cpu = next((change for change in made.changes if change.name == "step_cpu_s"), None)

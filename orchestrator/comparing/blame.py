@@ -98,7 +98,8 @@ def headline(comparison: Comparison) -> str:
     if step.verdict == "same":
         return f"No change: B takes as long as A {what}{within}"
     way = "slower" if step.ratio > 1 else "faster"
-    return f"No change can be told: B was {change} {way} {what}{within}; {step.evidence}"
+    was = f"was {change} {way}" if abs(step.ratio - 1) >= 0.0005 else "took as long as A"
+    return f"No change can be told: B {was} {what}{within}; {step.evidence}"
 
 
 def _between(low: float, high: float) -> str:
@@ -134,7 +135,8 @@ def _unexplained(comparison: Comparison) -> str:
     seen = [one for one in comparison.changes if one.what in ("function", "kernel", "op")]
     same_way = [one for one in seen if step and (one.share_of_step_pct or 0.0) * (step.share_of_step_pct or 0.0) > 0]
     if not seen:
-        return "what grew was not measured (py-spy, nsys or torch in both plans would tell)"
+        what = "shrank" if step and step.verdict == "faster" else "grew"
+        return f"what {what} was not measured (py-spy, nsys or torch in both plans would tell)"
     if not same_way:
         return "which function or kernel it is can't be told from what was seen"
     likely = max(same_way, key=lambda one: abs(one.share_of_step_pct or 0.0))

@@ -97,7 +97,8 @@ def _gated(change: Change | None, wanted: Wanted, limit_pct: float) -> Gated:
     is_higher_worse = wanted.worse_of(change) == "higher"
     limit = 1 + limit_pct / 100 if is_higher_worse else 1 - limit_pct / 100
     worse = change.ratio > limit if is_higher_worse else change.ratio < limit
-    bound = (change.most or change.high) if is_higher_worse else change.low
+    one_sided = is_higher_worse and change.most not in (None, change.high)
+    bound = change.most if one_sided else change.high if is_higher_worse else change.low
     if change.n_a == change.n_b == 1:
         bound = None  # an interval of steps, if any: nobody knows how runs differ
     beyond = bound is None or (bound > limit if is_higher_worse else bound < limit)
@@ -108,5 +109,6 @@ def _gated(change: Change | None, wanted: Wanted, limit_pct: float) -> Gated:
         return Gated(wanted.metric, "failed", f"{by}, {at}", change)
     if not worse and not beyond:
         return Gated(wanted.metric, "passed", f"{by}, {at}", change)
-    reach = "how far off that may be is unknown" if bound is None else f"it may be {100 * (bound - 1):+.1f} %"
+    sure = " (95 %, one-sided)" if one_sided else ""
+    reach = "how far off that may be is unknown" if bound is None else f"it may be {100 * (bound - 1):+.1f} %{sure}"
     return Gated(wanted.metric, "unjudged", f"{by}, but {reach}, {at}: {change.evidence}", change)

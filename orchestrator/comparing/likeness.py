@@ -192,8 +192,16 @@ _BUSY_FROM = 0.5
 def _load(a: Report, b: Report) -> Iterator[Unlike]:
     """Other work on the machine comes and goes between two runs, and no statistics of either's own runs can see it."""
     here, there = _busy(a), _busy(b)
-    if here and there and max(here[1], there[1]) > _BUSY_FROM:
+    if here and there and here[0] != there[0] and max(here[1], there[1]) > _BUSY_FROM:
         yield Unlike("load before", here[0], there[0], "differs", "mark", "other work on the machine comes and goes")
+
+
+def busy(a: Report, b: Report) -> str:
+    """That other work was there before both runs, with how much; empty where it was not."""
+    here, there = _busy(a), _busy(b)
+    if here is None or there is None or min(here[1], there[1]) <= _BUSY_FROM:
+        return ""
+    return f"the machine was busy before both runs: a load of {here[0]}, and of {there[0]}"
 
 
 def _busy(report: Report) -> tuple[str, float] | None:

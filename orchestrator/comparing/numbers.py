@@ -190,9 +190,12 @@ def block_length(values: Sequence[float] | NDArray[Any]) -> int:
     return max(1, min(math.ceil(max(math.sqrt(count), float(wanted))), count // 4))
 
 
-def _percentiles(a: NDArray[Any], b: NDArray[Any]) -> tuple[float, float, float]:
+def _percentiles(a: NDArray[Any], b: NDArray[Any]) -> tuple[float | None, float | None, float | None]:
+    """None each where a resample of `a` is 0, as of a figure that is 0 in some runs: nothing bounds the ratio then."""
     import numpy as np
 
+    if not (a > 0).all():
+        return None, None, None
     low, high, most = np.percentile(b / a, [50 * ALPHA, 100 - 50 * ALPHA, 100 - 100 * ALPHA])
     return float(low), float(high), float(most)
 

@@ -111,6 +111,8 @@ def how(found: Ratio, verdict: Verdict) -> str:
     rank = "" if found.p_value is None else f"; Mann-Whitney p = {found.p_value:.2g}"
     if verdict == "unsure" and min(found.n_a, found.n_b) < numbers.FEW:
         return f"{told}{rank}: too few to tell"
+    if found.method == "bootstrap" and found.low is None:
+        return f"{told}{rank}: in some runs of A it is 0, and nothing bounds the ratio"
     if not found.agree:
         return f"{told}: the quickest runs of one side do not agree"
     return told + rank

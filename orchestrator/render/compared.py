@@ -142,6 +142,18 @@ def chosen(comparison: Comparison, most: int | None = ROWS) -> tuple[list[Change
 _LARGE_PCT = 3.0
 
 
+def nothing(comparison: Comparison) -> str:
+    """Why there is nothing among `chosen`."""
+    if any(one.what not in ("metric", "finding") for one in comparison.changes):
+        return "nothing that can be told from chance"
+    return "not looked for: py-spy, nsys or torch in both plans would tell"
+
+
+def shares(told: Row) -> str:
+    """Of a finding, on both sides; empty where neither has one."""
+    return "" if told.a == told.b == "-" else f"{told.a} → {told.b}"
+
+
 def figures(comparison: Comparison) -> list[Change]:
     """The step and the run first, then what has an interval, then the rest."""
     known = comparison.told("metric")
@@ -223,7 +235,7 @@ def _changes(comparison: Comparison, verbose: bool, narrow: bool) -> Iterator[Re
     kept, left_out = chosen(comparison, None if verbose else ROWS)
     yield from terminal._heading("What changed")
     if not kept:
-        yield terminal._text("  nothing that can be told from chance")
+        yield terminal._text(f"  {nothing(comparison)}")
         return
     head = [*_CHANGE_HEAD[:5], "change" if narrow else "change (95 %)", "verdict"]
     yield terminal._rows([head, *(list(_change_cells(one, narrow)) for one in kept)], right=(0, 3, 4), whole=(0, 1, 6))
@@ -258,7 +270,7 @@ def _found(comparison: Comparison) -> Iterator[RenderableType]:
     if told:
         yield from terminal._heading("Findings")
         yield terminal._rows([
-            [terminal._text(row(one).verdict, _STYLES.get(one.verdict, "")), one.name, f"{row(one).a} → {row(one).b}"]
+            [terminal._text(row(one).verdict, _STYLES.get(one.verdict, "")), one.name, shares(row(one))]
             for one in told
         ])  # fmt: skip
 
@@ -332,7 +344,7 @@ def _md_changes(comparison: Comparison) -> Iterator[str]:
     kept, left_out = chosen(comparison)
     yield from ("## What changed", "")
     if not kept:
-        yield "Nothing that can be told from chance."
+        yield f"{nothing(comparison).capitalize()}."
         return
     of = next((one.of for one in kept if one.of), "A")
     head = (f">Share of {of}", "What", "Name", ">A", ">B", "Change (95 %)", "Verdict", "Evidence")
@@ -350,7 +362,9 @@ def _md_findings(comparison: Comparison) -> Iterator[str]:
     told = [(one, row(one)) for one in findings(comparison)]
     if told and not comparison.refused:
         yield from ("## Findings", "")
-        yield from (f"- {r.verdict}: {markdown.escape(one.name)} ({r.a} → {r.b})" for one, r in told)
+        for one, cells in told:
+            both = shares(cells)
+            yield f"- {cells.verdict}: {markdown.escape(one.name)}" + (f" ({both})" if both else "")
 
 
 def _md_figures(comparison: Comparison) -> Iterator[str]:

@@ -37,6 +37,19 @@ def test_the_gate(ratio: float, low: float, high: float, verdict: Verdict, resul
     assert "3 %" in judged.judged[0].reason
 
 
+def test_what_nothing_bounds_does_not_pass() -> None:
+    unbounded = Change("metric", "step_s", 0.01, 0.008, "s", "unsure", 0.8, n_a=5, n_b=5, evidence="some are 0")
+    judged = gate.gated(Comparison(SIDE, SIDE, "", step=unbounded, changes=(unbounded,)), 3.0).gate
+    assert judged is not None and judged.result == "unjudged"
+    assert judged.judged[0].reason == "-20.0 %, but how far off that may be is unknown, the limit is +3 %: some are 0"
+
+
+def test_a_bound_of_its_own_is_named() -> None:
+    known = Change("metric", "step_s", 1.0, 1.0, "s", "unsure", 1.0, 0.9, 1.12, 1.1, n_a=5, n_b=5)
+    judged = gate.gated(Comparison(SIDE, SIDE, "", step=known, changes=(known,)), 3.0).gate
+    assert judged is not None and "it may be +10.0 % (95 %, one-sided)" in judged.judged[0].reason
+
+
 def test_of_several_figures_the_worst_counts() -> None:
     one = step(1.0, 0.99, 1.01, "same")
     bad = Change("metric", "max_rss_bytes", 1.0, 1.2, "bytes", "more", 1.2, 1.19, 1.21)

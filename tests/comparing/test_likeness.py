@@ -121,6 +121,12 @@ def test_what_may_differ_is_marked(tmp_path: Path, change: Any, fact: str) -> No
     assert not found.refused and found.step is not None
 
 
+def test_a_load_before_both_runs_is_a_note(tmp_path: Path) -> None:
+    found = beside(tmp_path, *[Job(steps=30).on(load_average=[11.0, 4.0, 1.0])] * 2)
+    assert [one.fact for one in found.unlike] == []
+    assert any(note.startswith("the machine was busy before both runs: a load of 11") for note in found.notes)
+
+
 def test_another_window_is_another_plan(tmp_path: Path) -> None:
     other = Job(steps=30, plan=PLAN.replace("window: null", "window: {skip: 5, steps: 20}"))
     one = only(beside(tmp_path, other))

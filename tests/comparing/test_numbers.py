@@ -139,3 +139,12 @@ def test_nothing_is_made_of_nothing() -> None:
     assert numbers.ratio([], [1.0]).value is None
     assert numbers.ratio([0.0] * 5, [1.0] * 5).value is None
     assert numbers.ratio([0.0] * 5, [1.0] * 5).verdict() == "unsure"
+
+
+def test_nothing_bounds_a_ratio_to_what_is_zero_in_some_runs(recwarn: pytest.WarningsRecorder) -> None:
+    often, never = [0.0, 0.0, 0.01, 0.011, 0.012], [0.01, 0.011, 0.012, 0.013, 0.014]
+    found = numbers.ratio(often, never)
+    assert found.value == pytest.approx(1.2)
+    assert (found.low, found.high, found.most, found.verdict()) == (None, None, None, "unsure")
+    assert numbers.ratio(never, often).low == 0.0, "the other way round it is bounded"
+    assert list(recwarn) == []
