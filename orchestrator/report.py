@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
@@ -125,7 +126,7 @@ class Report:
             raise self._damaged(path, error) from error
 
     def _damaged(self, path: Path, error: Exception) -> ReportError:
-        return ReportError(f"{path} can't be read", str(error), f"rebuild it: profrun report {self.folder}")
+        return ReportError(f"{path} can't be read", str(error), _rebuild(self.folder))
 
     def schema(self, name: str) -> pyarrow.Schema:
         """The columns of a table that is there, as its file has them. Raises ReportError where it can't be read."""
@@ -260,19 +261,26 @@ def load(folder: Path) -> Report:
         why = f"there is no {path.name} in it" if folder.is_dir() else "there is no such folder"
         raise ReportError(f"{folder} holds no report", why, "name a report folder") from None
     except (OSError, ValueError) as error:
-        raise ReportError(f"{path} can't be read", str(error), f"rebuild it: profrun report {folder}") from error
+        raise ReportError(f"{path} can't be read", str(error), _rebuild(folder)) from error
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise _foreign(path, data)
     try:
         return _from_summary(data, folder)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         said = f"it is not as {SCHEMA} wants it: {type(error).__name__}: {error}"
-        raise ReportError(f"{path} can't be read", said, f"rebuild it: profrun report {folder}") from error
+        raise ReportError(f"{path} can't be read", said, _rebuild(folder)) from error
+
+
+def _rebuild(folder: Path) -> str:
+    return f"rebuild it: profrun report {shlex.quote(str(folder))}"
 
 
 def _foreign(path: Path, data: Any) -> ReportError:
     """The error for a summary that is not ours: made by a later profrun, or no summary at all."""
-    found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+    found = data.get("schema") if isinstance(data, dict) else None
+    if not str(found).startswith("profrun/"):
+        said = "it is no summary of profrun's"
+        return ReportError(f"{path} can't be read", said, _rebuild(path.parent))
     what, why = f"{path} is of another kind", f"schema {found!r} instead of {SCHEMA!r}"
     stem, _, number = SCHEMA.rpartition("/")
     later = re.fullmatch(rf"{stem}/(\d+)", str(found))

@@ -138,7 +138,7 @@ def run(request: Request, console: Console) -> Report:
             raise _unwritten(state, lacking) from error
         except KeyboardInterrupt:
             if state.folder and state.folder.raw("run.json").exists():
-                console.warn(f"the report is not finished: profrun report {state.folder.path}")
+                console.warn(f"the report is not finished: profrun report {shlex.quote(str(state.folder.path))}")
             raise
         finally:
             tidy_up(state)

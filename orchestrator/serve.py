@@ -15,6 +15,7 @@ import ipaddress
 import os
 import platform
 import secrets
+import shlex
 import socket
 import socketserver
 import stat
@@ -287,7 +288,8 @@ def serve(report: Report, request: Request) -> None:
     Raises UsageError for an address that is not this machine's alone, ReportError for a report without a page,
     PreflightError where the port can't be had."""
     if not (report.folder / "index.html").is_file():
-        how = f"put html into report.formats of {report.folder}/plan.yaml, then: profrun report {report.folder}"
+        again = f"profrun report {shlex.quote(str(report.folder))}"
+        how = f"put html into report.formats of {report.folder}/plan.yaml, then: {again}"
         raise ReportError(f"{report.folder} has no page to show", "there is no index.html in it", how)
     site = Site(report, request.perfetto, request.speedscope)
     with _server(site, request) as server:

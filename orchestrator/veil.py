@@ -43,11 +43,18 @@ _DOMAIN = r"(?:\.[a-z][a-z0-9-]*){2,}"
 
 _TELLS_SPEED = re.compile(
     r"""^(?:CUDA|CUBLAS|CUDNN|NCCL|OMP|KMP|MKL|OPENBLAS|GOMP|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|NVIDIA|HIP|ROCR|UCX|FI
-    |GLOO|MALLOC|XLA|JAX|TF|TOKENIZERS|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK
+    |GLOO|MALLOC|XLA|JAX|TOKENIZERS|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK
+    |TF_(?:AUTOTUNE|CPP|CUDNN|DETERMINISTIC|DISABLE|ENABLE|FORCE|GPU|NUM|ONEDNN|USE|XLA)
     |PYTHON(?!PATH|HOME|USERBASE|STARTUP)\w*)(?:_\w+)?$""",
     re.X,
 )
-"""Environment variables that a reader of figures wants; the others tell of places and people."""
+"""Environment variables that a reader of figures wants; the others tell of places and people. Of TF_ not all: most of
+those names are Terraform's."""
+_URL_HOST = re.compile(
+    r"(?<=://)(?:[^/\s@'\"]*@)?([A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z][A-Za-z0-9-]*)(?=[:/\s'\"]|$)"
+)
+"""With its domain; a bare name may be any word."""
+_COMMAND_KEYS = frozenset({"command", "argv"})
 _HOST_KEYS = frozenset({"host", "hostname", "host_name", "node", "nodename"})
 _USER_KEYS = frozenset({"user", "username", "owner", "USER", "LOGNAME", "SUDO_USER"})
 _VARIABLES = frozenset({"environment_variables", "environ", "env"})
@@ -193,7 +200,8 @@ def _whole_words(names: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def told_of(data: Any) -> tuple[set[str], set[str]]:
-    """The names of hosts and of users that a record tells: under keys of such names, and below folders of homes."""
+    """The names of hosts and of users that a record tells: under keys of such names, in the addresses on a command
+    line, and below folders of homes."""
     hosts: set[str] = set()
     users: set[str] = set()
     for key, text in _texts(data, ""):
@@ -201,6 +209,8 @@ def told_of(data: Any) -> tuple[set[str], set[str]]:
             hosts |= {text, text.partition(".")[0]}
         elif key in _USER_KEYS and " " not in text:
             users.add(text)
+        if key in _COMMAND_KEYS:
+            hosts |= set(_URL_HOST.findall(text))
         users |= set(_HOMES.findall(text))
     return hosts - {""}, {name for name in users if _tells(name)}
 

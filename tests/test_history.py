@@ -375,7 +375,7 @@ def test_a_newer_profruns_database_is_left_alone(tmp_path: Path) -> None:
 def test_a_place_that_can_not_be_written_is_one_warning(tmp_path: Path, where: str) -> None:
     report = kept(tmp_path / "reports")
     if where == "file":
-        (tmp_path / "no-folder").write_text("")
+        (tmp_path / "no-folder").write_text("no database, and longer than the header of one: " * 9)
     else:
         (tmp_path / "no-folder" / store.FILE).mkdir(parents=True)
     said = warned(report, tmp_path / "no-folder")
@@ -701,7 +701,7 @@ def test_every_run_is_remembered_and_rebuilt(tmp_path: Path) -> None:
     assert done.code == 0 and "2 runs" in done.stdout
     assert history.nights("test", where=tmp_path / "reports") == found
     listed = profrun("history", "test", "--metric", "wall_s", cwd=tmp_path)
-    assert "not counted: 1 target failed" in listed.stdout
+    assert "not counted: 1 run (target failed)" in listed.stdout
 
 
 def test_trouble_with_the_history_is_a_warning_of_a_run_that_goes_well(tmp_path: Path) -> None:

@@ -76,7 +76,13 @@ def test_the_contract_of_a_summary(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "holds no report"), ("{", "can't be read"), ("[]", "another kind"), ('{"schema": "x"}', "another kind")],
+    [
+        (None, "holds no report"),
+        ("{", "can't be read"),
+        ("[]", "no summary of profrun"),
+        ('{"schema": "x"}', "no summary of profrun"),
+        ('{"schema": "profrun/x/1"}', "another kind"),
+    ],
 )
 def test_what_is_no_summary_is_refused(tmp_path: Path, content: str | None, words: str) -> None:
     if content is not None:

@@ -216,7 +216,7 @@ def test_the_archive_is_a_report(run: Path, place: Path) -> None:
     page = (place / "index.html").read_text()
     assert "report.nsys-rep" not in page and "user-1" in page
     about = (place / "SHARED.md").read_text()
-    for what in ("raw/p11-nsys/report.sqlite", "raw/p01-target/stdout.log", "notes.txt", "1 host got another name"):
+    for what in ("raw/p11-nsys/report.sqlite", "raw/p01-target/stdout.log", "notes.txt", "2 hosts got another name"):
         assert what in about
 
 

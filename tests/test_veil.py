@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from orchestrator import redact
 from orchestrator.redact import MASK
 from orchestrator.veil import LEFT_OUT, Veil, told_of
 
@@ -81,10 +82,21 @@ def test_what_a_record_tells() -> None:
     data = {
         "hostname": "n1.x.org",
         "captures": [{"host": "n2"}, {"host": None}],
-        "argv": ["/home/ada/t.py"],
+        "argv": ["/home/ada/t.py", "--url", "https://bob:x@db.corp.example.com:5432/x", "s3://bucket/key"],
+        "advice": "see https://docs.python.org/3/",
         "user": "bob",
     }
-    assert told_of(data) == ({"n1.x.org", "n1", "n2"}, {"ada", "bob"})
+    assert told_of(data) == ({"n1.x.org", "n1", "n2", "db.corp.example.com"}, {"ada", "bob"})
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("TF_ENABLE_ONEDNN_OPTS", True), ("TF_XLA_FLAGS", True), ("OMP_NUM_THREADS", True), ("PYTHONHASHSEED", True),
+     ("TF_VAR_admin", False), ("TF_WORKSPACE", False), ("TF_DATA_DIR", False), ("TF_CLI_CONFIG_FILE", False)],
+)  # fmt: skip
+def test_of_one_prefix_only_what_bears_on_speed_is_kept(name: str, kept: bool) -> None:
+    assert Veil({}).variables({name: "acme"}) == {name: "acme" if kept else LEFT_OUT}
+    assert redact.environment({name: "acme"}) == {name: "acme" if kept else redact.HIDDEN}
 
 
 def test_what_an_environment_step_sets_is_an_environment(veil: Veil) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
@@ -35,7 +36,7 @@ def export(report: Report, target: Folder, say: Callable[[str], None]) -> Iterat
         if _traces(capture):
             jobs.setdefault(capture.id.partition("@")[0], []).append(capture)
     if not jobs:
-        feed = f"profrun --into {report.folder} --only torch, or profrun torch-deep -- COMMAND"
+        feed = f"profrun --into {shlex.quote(str(report.folder))} --only torch, or profrun torch-deep -- COMMAND"
         raise UsageError("the report has no trace of torch.profiler", "none was taken, or raw/ is not there", feed)
     for name, captures in jobs.items():
         taken: set[int] = set()

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def export(report: Report, target: Folder, say: Callable[[str], None]) -> Iterator[Path]:
-    """Made anew of the tables. Raises UsageError where nothing in them has a time."""
+    """Made anew of the tables. Raises UsageError where nothing in them has a time, ReportError where one can't be
+    read."""
+    for name in report.tables:
+        report.schema(name)
     written = timeline.write(report, target)
     if written is None:
         feed = "a run with nsys, torch, py-spy or monitor has one"

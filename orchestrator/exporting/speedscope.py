@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,9 @@ def export(report: Report, target: Folder, say: Callable[[str], None]) -> Iterat
     found = list(flamegraph.of_report(report))
     if not found:
         raise UsageError(
-            "the report has no stacks", "no sampler took part", f"profrun --into {report.folder} --only py-spy"
+            "the report has no stacks",
+            "no sampler took part",
+            f"profrun --into {shlex.quote(str(report.folder))} --only py-spy",
         )
     for stem, title, rows in found:
         text = flamegraph.speedscope(flamegraph.Stacks.of_table(rows), title)

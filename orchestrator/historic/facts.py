@@ -73,13 +73,20 @@ def _different(name: str, a: Any, b: Any) -> Iterator[tuple[str, str, str]]:
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         left, right = dict(_leaves(name, a)), dict(_leaves(name, b))
         for place in dict.fromkeys([*left, *right]):
-            if left.get(place, DEFAULT) != right.get(place, DEFAULT):
-                yield place, _word(left.get(place, DEFAULT)), _word(right.get(place, DEFAULT))
+            here, there = left.get(place, _missing(place, left)), right.get(place, _missing(place, right))
+            if here != there:
+                yield place, _word(here), _word(there)
     else:
         yield name, _word(a), _word(b)
 
 
 DEFAULT = "the default"
+
+
+def _missing(place: str, leaves: Mapping[str, Any]) -> str:
+    """What a place holds that is not there: the default, or nothing, where the whole item of the list is missing."""
+    item = place[: place.rfind("]") + 1]
+    return DEFAULT if not item or any(other.startswith(item) for other in leaves) else NONE
 
 
 def _word(value: Any) -> str:

@@ -134,10 +134,11 @@ def _plot(
 
     low, high = ends
     height = plot.HEIGHT if len(points) > 1 else 1
-    labels = [label or "" for label in view.aligned([high, (low + high) / 2, low], told.unit or "")]
+    ticks = [high, (low + high) / 2, low] if len(points) > 1 else [points[0].value]
+    labels = [label or "" for label in view.aligned(ticks, told.unit or "")]
     room = max(map(len, labels))
     drawn, each = plot.binned(points, max(10, width - room - 6 - len(one.changes)))
-    at = {0: labels[0], (height - 1) // 2: labels[1], height - 1: labels[2]} if height > 1 else {0: ""}
+    at = {0: labels[0], (height - 1) // 2: labels[1], height - 1: labels[2]} if height > 1 else {0: labels[0]}
     for number, cells in enumerate(plot.chart(drawn, low, high, glyphs, height)):
         line = Text(f"  {at.get(number, ''):>{room}} {glyphs.axis}", "dim")
         for mark, style in cells:
@@ -153,7 +154,7 @@ def _plot(
 def _legend(each: int, drawn: Sequence[plot.Point], ends: tuple[float, float], glyphs: plot.Glyphs) -> str:
     """What the characters that are there mean."""
     told = [f"{each} runs a column: their median and range" if each > 1 else "a run a column"]
-    if each == 1 and any(point.low is not None for point in drawn):
+    if each == 1 and len(drawn) > 1 and any(point.low is not None for point in drawn):
         told.append(f"{glyphs.range} its 95 % interval")
     if any(point.first for point in drawn):
         told.append(f"{glyphs.first} before a new level")
@@ -177,7 +178,8 @@ def sentences(one: Series, told: Trend) -> Iterator[str]:
     if not one.changes and 0 < len(one.values) < FEWEST:
         yield f"whether the level has changed can't be told of fewer than {FEWEST} runs"
     if one.left_out:
-        yield "not counted: " + ", ".join(f"{n} {why}" for why, n in sorted(one.left_out.items()))
+        told_of = (f"{'1 run' if n == 1 else f'{n} runs'} ({why})" for why, n in sorted(one.left_out.items()))
+        yield "not counted: " + ", ".join(told_of)
 
 
 def sentence(change: Change, unit: str | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import sqlite3
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -148,12 +149,17 @@ class Place:
         return str(self.file) if self.file else self.url.render_as_string(hide_password=True)
 
 
+_SUFFIXES = (".sqlite", ".db")
+
+
 def place(where: str | Path) -> Place:
-    """The database that is meant: a URL, a file ending in .sqlite, or a folder of reports. Raises HistoryError."""
+    """The database that is meant: a URL, a file that is there or ends in .sqlite, or a folder of reports. Raises
+    HistoryError."""
     given = str(where)
     if "://" not in given:
         path = Path(given)
-        return _of_file(path if path.suffix in (".sqlite", ".db") else path / FILE)
+        is_file = path.suffix in _SUFFIXES or path.is_file()
+        return _of_file(path if is_file else path / FILE)
     try:
         url = make_url(given)
         name = url.get_backend_name()
@@ -307,7 +313,10 @@ def _error(where: Place, error: Exception) -> HistoryError:
         return HistoryError(what, said, _for_server(error))
     if isinstance(origin, sqlite3.OperationalError) or not isinstance(origin, sqlite3.DatabaseError):
         return HistoryError(what, said, _for_file(where.file, said))
-    aside = f"mv {where.file} {where.file}.damaged && profrun history rebuild {where.file.parent}"
+    if "not a database" in said and where.file.suffix not in _SUFFIXES:
+        return HistoryError(what, said, "name a database of SQLite, or a folder of reports (PROFRUN_HISTORY, --db)")
+    file, parent = shlex.quote(str(where.file)), shlex.quote(str(where.file.parent))
+    aside = f"mv {file} {file}.damaged && profrun history rebuild {parent}"
     return HistoryError(what, f"it is damaged: {said}", f"{aside} (verdicts of nights are lost)")
 
 

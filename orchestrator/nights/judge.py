@@ -119,7 +119,7 @@ def judge(past: Sequence[Past], value: float) -> Judgement:
     """`past`: the judged nights of the same environment, the oldest first."""
     accepted = [night for night in past if night.verdict == "accepted"]
     if len(accepted) < NEEDED:
-        return Judgement("accepted", f"unjudged: {len(accepted) + 1} of {NEEDED} nights")
+        return Judgement("accepted", f"learning: {len(accepted) + 1} of {NEEDED} nights")
     level = level_of(past)
     about = (level.off(value), level.interval(value), level)
     slide = _drift(past, value)

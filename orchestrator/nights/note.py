@@ -21,8 +21,8 @@ _FIGURES = {
 
 
 def verdict(told: Told) -> str:
-    """One word: what the night is. A night that helps to learn what is usual is not judged yet."""
-    return "unjudged" if told.judgement.level is None else told.judgement.verdict
+    """One word: what the night is. One that helps to learn what is usual is accepted for that, and not judged."""
+    return "learning" if _is_learnt_from(told.judgement) else told.judgement.verdict
 
 
 def sentence(told: Told) -> str:
@@ -39,8 +39,12 @@ def sentence(told: Told) -> str:
 
 
 def _because(judged: Judgement) -> str:
-    learning = judged.level is None and judged.verdict == "accepted"
-    return judged.reason.removeprefix("unjudged: ") + (" that it takes to judge" if learning else "")
+    learning = _is_learnt_from(judged)
+    return judged.reason.removeprefix("learning: ") + (" that it takes to judge" if learning else "")
+
+
+def _is_learnt_from(judged: Judgement) -> bool:
+    return judged.level is None and judged.verdict == "accepted"
 
 
 def remembered(told: Told) -> Verdict:

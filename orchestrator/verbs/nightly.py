@@ -32,7 +32,10 @@ def options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "       profrun nightly list [NAME] | remove NAME | run NAME | accept NAME [RUN]"
     )
     parser.add_argument(
-        "what", choices=[*_DOES], metavar="|".join(_DOES), help="what to do; run is what the entry calls"
+        "what",
+        choices=[*_DOES],
+        metavar="|".join(_DOES),
+        help="what to do; print keeps NAME as install does; run is what the entry calls",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="of the nightly, and of its reports")
     parser.add_argument(
@@ -52,7 +55,7 @@ def _entry_options(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--at", metavar="TIME", help="02:30, 'mon-fri 02:30', or cron's five fields; this machine's time")
     own.add_argument(
         "--jitter", type=_minutes, default="15m", metavar="TIME",
-        help="hosts begin up to so much later, each always by the same minutes (default: 15m); 0 for none",
+        help="hosts begin up to so much after a time of day, each by the same minutes always (default: 15m); 0: none",
     )  # fmt: skip
     own.add_argument(
         "--budget", type=arguments.time_text, metavar="TIME", help="for the passes of a night (default: 4h)"
@@ -335,7 +338,7 @@ def _last(newest: dict[str, Any]) -> str:
     from orchestrator.nights import kept
 
     if not newest:
-        return "there was no night yet"
+        return "no night since it was installed or printed"
     since = newest.get("started_at")
     if newest.get("state") == "running":
         return f"{since}, under way" if kept.is_under_way(newest) else f"{since}, cut off: it has never ended"

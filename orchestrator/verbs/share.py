@@ -39,6 +39,8 @@ def run(options: argparse.Namespace) -> int:
     extras = {word for text in options.extras for word in text.split(",") if word}
     if unknown := sorted(extras - {*share.EXTRAS}):
         raise UsageError(f"--with {unknown[0]}: there is no such part", "", f"choose from {', '.join(share.EXTRAS)}")
+    if "" in options.hide:
+        raise UsageError('--hide "" hides nothing', "", "name the text that is to be taken out")
     done = share.share(share.Request(options.run, options.output, frozenset(extras), tuple(options.hide)))
     for line in done.told():
         print(f"profrun: {visible(line)}", file=sys.stderr)

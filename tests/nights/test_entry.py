@@ -176,7 +176,7 @@ def test_the_list_says_what_is_installed_and_how_it_went(cron: Crontab) -> None:
     file = cron.state / "nightly/other.night.json"
     file.write_text(json.dumps({"state": "running", "started_at": "2026-11-30T02:30:00Z", "pid": 1, "boot_id": "x"}))
     rows = {row["name"]: row for row in json.loads(nightly(cron, "list", "--json").stdout)}
-    assert rows["train"]["last"] == "there was no night yet"
+    assert rows["train"]["last"] == "no night since it was installed or printed"
     assert rows["train"]["next"] or "no cron daemon" in rows["train"]["why_not"]
     assert rows["other"]["next"] is None and "not in your crontab" in rows["other"]["why_not"]
     assert rows["other"]["last"] == "2026-11-30T02:30:00Z, cut off: it has never ended"

@@ -44,7 +44,7 @@ def verdicts(past: Sequence[Past], *values: float) -> list[str]:
 def test_the_first_nights_are_learnt_from_and_say_how_many_are_missing() -> None:
     nights, said = after([], *([1.0, 9.0] * 4))
     assert [one.level for one in said[:7]] == [None] * 7
-    assert said[2].reason == "unjudged: 3 of 7 nights"
+    assert said[2].reason == "learning: 3 of 7 nights"
     assert said[7].level is not None
     assert {night.verdict for night in nights[:7]} == {"accepted"}
 

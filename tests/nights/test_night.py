@@ -132,8 +132,8 @@ def test_a_plan_that_only_looks_waits_at_night(nights: Nights) -> None:
 
 def test_the_first_nights_are_quiet_and_say_what_is_missing(nights: Nights) -> None:
     told = [nights.night() for _ in range(8)]
-    assert [note.verdict(one) for one in told] == [*["unjudged"] * 7, "accepted"]
-    assert "unjudged: a step takes 100 ms; 3 of 7 nights that it takes to judge**" in text(told[2])
+    assert [note.verdict(one) for one in told] == [*["learning"] * 7, "accepted"]
+    assert "learning: a step takes 100 ms; 3 of 7 nights that it takes to judge**" in text(told[2])
     assert [night.verdict for night in nights.remembered()] == ["accepted"] * 8
     assert {one.exit_code for one in told} == {0}
 
@@ -233,7 +233,7 @@ def test_another_environment_starts_anew_and_says_what_has_changed(nights: Night
     nights.usual()
     nights.change = lambda r: replace(r, machine={**r.machine, "cpu": {"model": "another CPU"}})
     told = nights.night(0.3)
-    assert note.verdict(told) == "unjudged"
+    assert note.verdict(told) == "learning"
     assert any("a CPU" in fact and "another CPU" in fact for fact in told.starts_anew), told.starts_anew
     assert "It starts anew, as this has changed: " in text(told)
     nights.change = lambda report: report
@@ -245,7 +245,7 @@ def test_nights_of_another_host_are_not_compared_with(nights: Nights) -> None:
     for _ in range(8):
         nights.night(0.3)
     nights.change = lambda report: report
-    assert nights.night(0.1).judgement.reason.startswith("unjudged: 1 of 7")
+    assert nights.night(0.1).judgement.reason.startswith("learning: 1 of 7")
 
 
 def finding(rule: str, title: str) -> Finding:
@@ -314,7 +314,7 @@ def test_a_lasting_change_of_the_machine_starts_anew(nights: Nights, before: Any
     nights.change = after
     for number in (1, 2):
         told = nights.night(0.12)
-        assert (told.judgement.reason, told.exit_code) == (f"unjudged: {number} of 7 nights", 0)
+        assert (told.judgement.reason, told.exit_code) == (f"learning: {number} of 7 nights", 0)
         assert told.starts_anew == ((said,) if number == 1 else ())
     nights.change = before
     assert nights.night(0.1).judgement.reason == "as usual"
@@ -458,7 +458,7 @@ def test_a_lost_database_is_made_anew_with_its_verdicts(nights: Nights) -> None:
 
 def test_the_hook_gets_the_night_on_its_stdin(nights: Nights) -> None:
     nights.night(hook=f"cat >'{nights.place}/it''s said'")
-    assert json.loads((nights.place / "its said").read_text())["verdict"] == "unjudged"
+    assert json.loads((nights.place / "its said").read_text())["verdict"] == "learning"
     assert nights.troubles == []
     nights.night(hook="echo no room >&2; exit 3")
     assert nights.troubles == ["the hook failed: no room"]
