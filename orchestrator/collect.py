@@ -87,13 +87,14 @@ def _ranks(live: LivePass) -> tuple[RankSeen, ...]:
     seen = {one.rank for one in found}
     more = {}
     for signed in reversed(injected.read(live.dir / "python").processes):  # the first one of a rank is that rank's own
-        if signed.rank is not None and signed.rank not in seen and not live.ranks.is_ours(signed.rank):
-            end = signed.first("end") or {}
-            more[signed.rank] = RankSeen(
-                signed.rank, pid=signed.pid, host=signed.start.get("host"), started_ns=signed.start.get("time_ns"),
-                ended_ns=end.get("time_ns"), local_rank=signed.start.get("local_rank"),
-                world_size=signed.start.get("world_size"),
-            )  # fmt: skip
+        local_rank, size = signed.start.get("local_rank"), signed.start.get("world_size")
+        if signed.rank is None or signed.rank in seen or live.ranks.is_ours(signed.rank, local_rank, size):
+            continue
+        end = signed.first("end") or {}
+        more[signed.rank] = RankSeen(
+            signed.rank, pid=signed.pid, host=signed.start.get("host"), started_ns=signed.start.get("time_ns"),
+            ended_ns=end.get("time_ns"), local_rank=local_rank, world_size=size,
+        )  # fmt: skip
     return tuple(sorted((*found, *more.values()), key=lambda one: one.rank))
 
 

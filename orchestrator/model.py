@@ -240,6 +240,16 @@ class TargetRun:
         bad = [one for one in self.ranks if one.exit and one.exit.status]
         return tuple(sorted(bad, key=lambda one: (one.ended_ns or 0, one.rank)))
 
+    def first_failed(self) -> RankSeen | None:
+        """The rank that failed before the others; None where one that ended before it, nobody knows how, may have."""
+        failed = self.failed_ranks()
+        if not failed:
+            return None
+        end_ns = failed[0].ended_ns
+        unknown = (one.ended_ns for one in self.ranks if one.exit is None)
+        is_doubtful = any(other is None or end_ns is None or other <= end_ns for other in unknown)
+        return None if is_doubtful else failed[0]
+
     def missing_ranks(self) -> tuple[int, ...]:
         """The ranks that were to run on this host and were not seen."""
         firsts = [one.rank - one.local_rank for one in self.ranks if one.local_rank is not None]

@@ -73,7 +73,7 @@ def _target_failed(run: TargetRun | None, fine: Sequence[int]) -> Verdict | None
         return run.exit.status, "target_failed", f"the target could not be started: {run.start_error}"
     if run.ended_by != "itself" or run.exit.status in fine:
         return None
-    first = next(iter(run.failed_ranks()), None)
+    first = run.first_failed()
     who = f" (rank {first.rank} before the others: {first.exit.describe()})" if first and first.exit else ""
     return run.exit.status, "target_failed", f"the target failed: {run.exit.describe()}{who}"
 

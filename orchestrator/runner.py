@@ -238,6 +238,12 @@ def open_folder(state: State) -> None:
     state.facts = _facts(state)
     budget = resolve.estimate(state.run.passes, _known_bare_wall_s(state))
     state.console.begin(state.run, state.checks, budget, state.facts["target"].get("interpreter"))
+    target = state.facts["target"]
+    if "torch.distributed.run" in state.run.target.argv and target.get("python") and not target["torch"]:
+        how = "name the Python that has it, or install torch there"
+        state.console.warn(
+            f"torchrun, which is to start the ranks, comes with torch: {target['interpreter']}; next: {how}"
+        )
 
 
 def apply_environment(state: State) -> None:

@@ -77,7 +77,8 @@ def _together(every: Mapping[str, Told]) -> Told:
 
 def _of_run(record: PassRecord, folder: Path) -> Told:
     content = injected.read(folder)
-    stepping = sorted(content.stepping(), key=lambda process: process.rank or 0)
+    chosen = (record.run.ranks_chosen if record.run else None) or ()
+    stepping = sorted(content.stepping(), key=lambda one: (bool(chosen) and one.rank not in chosen, one.rank or 0))
     tables, notes, course = [], [*content.notes, *_not_in_force(record, content.processes)], []
     for process in stepping:
         table, said = _steps_table(process)
@@ -145,10 +146,9 @@ def _steps_table(process: injected.Signed) -> tuple[Table, list[str]]:
 
 
 def _ranks(ranks: Sequence[int]) -> list[str]:
-    said = (
-        f"{len(ranks)} ranks made steps: {', '.join(map(str, ranks))}; what is said of the steps is said of the first"
-    )
-    return [said] if len(ranks) > 1 else []
+    own = sorted(set(ranks))
+    said = f"{len(own)} ranks made steps: {', '.join(map(str, own))}; what is said of the steps is said of rank "
+    return [f"{said}{ranks[0]}"] if len(own) > 1 else []
 
 
 def _warmup(usual: Sequence[float | None], profiled: Sequence[bool]) -> int | None:

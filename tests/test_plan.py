@@ -274,6 +274,10 @@ def test_a_plan_without_what_it_needs(write: Any, text: str, problem: str) -> No
             "window: `then: stop` needs `steps` or `for`: without them the window ends with the target",
         ),
         (
+            "launcher: {use: torchrun, nproc_per_nod: 2}",
+            "launcher.nproc_per_nod: unknown key (did you mean nproc_per_node? known: nproc_per_node, options, ranks, use)",
+        ),
+        (
             "window: {skp: 5, steps: 1}",
             "window.skp: unknown key (did you mean skip? known: after, for, skip, steps, then)",
         ),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.judging import Severity, confidence, severity, steady
+from orchestrator.launchers.told import how_ended
 from orchestrator.model import Abstention, Evidence, Finding, RankSeen, Task
 from orchestrator.report import Report
 
@@ -321,7 +322,11 @@ def _not_comparable(report: Report, rule: str) -> Iterator[Abstention]:
         lacks = (
             "what each rank waits in collectives: whole steps are equally long in all ranks that wait for one another"
         )
-        yield Abstention(rule, lacks, FEED)
+        chosen = next(
+            (record.run.ranks_chosen for record in report.passes if record.run and record.run.ranks_chosen), ()
+        )
+        feed = f"launcher: without ranks: {list(chosen)}, which leaves out the others" if chosen else FEED
+        yield Abstention(rule, lacks, feed)
 
 
 # ---------------------------------------------------------------- ranks that are not there
@@ -371,7 +376,7 @@ def failed_task(report: Report) -> Iterator[Finding]:
             rule="failed_rank",
             category="data_quality",
             severity="critical",
-            title=f"Rank {first.rank} on {task.host} ended with {first.exit.describe() if first.exit else ''}{others}",
+            title=f"Rank {first.rank} on {task.host} {how_ended(first)}{others}",
             advice="Look at what it wrote last, in its task's logs below raw/. What the others say comes after it.",
             confidence="high",
             where={"rank": first.rank, "host": task.host, "pid": first.pid},

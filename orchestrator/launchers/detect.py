@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from orchestrator import launching
 from orchestrator.launchers.base import Expected, Launcher, is_python
+from orchestrator.launchers.parted import STARTERS, options_of
 
 
 class Auto(Launcher):
@@ -33,7 +34,8 @@ class Found:
 
     def expected(self, env: Mapping[str, str]) -> Expected:
         """The ranks that it will start, as far as its own words and variables say."""
-        return _EXPECTED[self.name](_Options(self.words, env))
+        own = options_of(self.name, self.words) if self.name in STARTERS else _up_to_the_program(self.words)
+        return _EXPECTED[self.name](_Options(tuple(own), env))
 
 
 def found(argv: Sequence[str]) -> Found | None:
@@ -49,21 +51,35 @@ def found(argv: Sequence[str]) -> Found | None:
 # ---------------------------------------------------------------- what its options say
 
 
+_ALONE = frozenset({"--no-python", "--standalone", "--run-path", "--multi-gpu"})
+"""Options without a value; of other ones the next word is taken for it, if it is none that a program begins with."""
+
+
+def _up_to_the_program(words: Sequence[str]) -> Iterator[str]:
+    """The launcher's own words; what follows there is the program's."""
+    may_be_value = False
+    for word in words:
+        if word in ("--", "-m", "--module") or word.endswith((".py", ".sh")) or is_python(word):
+            return
+        if not word.startswith("-") and not may_be_value:
+            return
+        may_be_value = word.startswith("-") and "=" not in word and word.replace("_", "-") not in _ALONE
+        yield word
+
+
 @dataclass(frozen=True)
 class _Options:
-    """The launcher's own words, up to the program that it starts; what follows there is the program's."""
+    """The launcher's own words."""
 
     words: tuple[str, ...]
     env: Mapping[str, str]
 
     def text(self, *names: str) -> str | None:
         """The value of the first of these options; `--a-b`, `--a_b`, `--a=1` and `-n1` are all in use."""
-        own = tuple(self._own())
-        for place, word in enumerate(own):
+        for place, word in enumerate(self.words):
             name, sign, value = word.partition("=")
-            name = name.replace("_", "-")
-            if name in names:
-                return value if sign else "".join(own[place + 1 : place + 2])
+            if _is_one(name.replace("_", "-"), names):
+                return value if sign else "".join(self.words[place + 1 : place + 2])
             short = next((one for one in names if len(one) == 2 and re.fullmatch(re.escape(one) + r"\d+", word)), None)
             if short:
                 return word[2:]
@@ -73,13 +89,12 @@ class _Options:
         return _number(self.text(*names))
 
     def has(self, *names: str) -> bool:
-        return any(word.partition("=")[0].replace("_", "-") in names for word in self._own())
+        return any(word.partition("=")[0].replace("_", "-") in names for word in self.words)
 
-    def _own(self) -> Iterator[str]:
-        for word in self.words:
-            if word in ("--", "-m", "--module") or word.endswith((".py", ".sh")) or is_python(word):
-                return
-            yield word
+
+def _is_one(name: str, names: Sequence[str]) -> bool:
+    """A long name may be cut short (argparse)."""
+    return name in names or (len(name) > len("--num-") and any(one.startswith(name) for one in names))
 
 
 def _number(text: str | None) -> int | None:

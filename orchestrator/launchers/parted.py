@@ -35,7 +35,8 @@ _MPIRUN_ONE = """
     --preload-files --server-wait-time --ompi-server --personality --runtime-options --display --with-ft --dvm --hnp
     --pidfile --report-uri --launch-agent --xterm -genvlist -envlist -membind -rr-size -launcher -launcher-exec
     -bootstrap -bootstrap-exec -rmk -iface -outfile-pattern -errfile-pattern -info-file -pmi-port -localhost -profile
-    -order-nodes -usize -tmpdir -hostos --cpus-per-rank -cpus-per-rank --cpus-per-proc -cpus-per-proc
+    -order-nodes -usize -tmpdir -hostos -binding -s --stream-buffering -stream-buffering --mca-base-env-list
+    --cpus-per-rank -cpus-per-rank --cpus-per-proc -cpus-per-proc
 """
 """Options of Open MPI's mpirun(1), and of Hydra's mpiexec(1), that of MPICH and Intel MPI, by how many words they
 take."""
@@ -95,6 +96,11 @@ def _refused(found: Parted, options: Sequence[str]) -> Parted:
         why = f"its tasks run in a container ({inside.partition('=')[0]}), where this profrun is not"
         out = "install profrun in the image and start it inside, for one task: srun ... profrun run -o DIR -- COMMAND"
         return Parted(found.kind, found.start, found.command, (why, out))
+    if found.command and found.command[0].isdecimal():
+        why = f"{options[-1] if options else found.name} is not known to take {found.command[0]} as its value"
+        return Parted(
+            found.kind, found.start, found.command, (why, f"put -- before the program: {found.name} ... -- PROGRAM")
+        )
     if _is_multi(options) or ":" in found.command:
         return Parted(found.kind, found.start, found.command, (several, way))
     return found
@@ -115,6 +121,11 @@ def names_hosts(found: Parted, env: Mapping[str, str]) -> bool:
 
 
 # ---------------------------------------------------------------- options, up to the program
+
+
+def options_of(name: str, words: Sequence[str]) -> tuple[str, ...]:
+    """Of what stands behind srun or mpirun, its own options."""
+    return (_srun if STARTERS[name] == "slurm" else _mpirun)((name, *words))[0]
 
 
 def _srun(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

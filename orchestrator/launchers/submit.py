@@ -43,15 +43,17 @@ _SHORT = {
     "d": "dependency", "F": "nodefile", "G": "gpus", "H": "hold", "J": "job-name", "L": "licenses", "M": "clusters",
     "m": "distribution", "N": "nodes", "n": "ntasks", "O": "overcommit", "p": "partition", "q": "qos",
     "S": "core-spec", "s": "oversubscribe", "t": "time", "w": "nodelist", "x": "exclude",
+    "a": "array", "e": "error", "i": "input", "k": "no-kill", "o": "output", "Q": "quiet", "v": "verbose", "W": "wait",
 }  # fmt: skip
 _FLAGS = frozenset(
-    """contiguous exclusive hold no-kill no-requeue overcommit oversubscribe reboot requeue spread-job
-    use-min-nodes""".split()  # noqa: SIM905
+    """contiguous exclusive get-user-env hold ignore-pbs kill-on-invalid-dep nice no-kill no-requeue overcommit
+    oversubscribe propagate quiet reboot requeue spread-job stepmgr use-min-nodes verbose x11""".split()  # noqa: SIM905
 )
-"""Options of sbatch(1) that may stand without a value."""
+"""Options of sbatch(1) that stand without a value, or take it behind an = only."""
 _NOT_OURS = {
     "array": "a run is one job", "output": "profrun reads it while the job runs", "error": "profrun reads it, too",
     "wrap": "the command stands after --", "wait": "it is waited for anyhow", "parsable": "", "test-only": "",
+    "input": "it would be the batch script's",
 }  # fmt: skip
 
 
@@ -77,7 +79,7 @@ def options_of(text: str) -> dict[str, str | bool]:
 def _option(words: Sequence[str]) -> tuple[str, str | bool, int]:
     """(long name, value, how many words that was)."""
     word, following = words[0], words[1] if len(words) > 1 else None
-    if word.startswith("--"):
+    if word.startswith("--") and word != "--":
         name, sign, value = word[2:].partition("=")
         joined = value if sign else None
     elif re.fullmatch(r"-[A-Za-z].*", word) and word[1] in _SHORT:
@@ -86,7 +88,7 @@ def _option(words: Sequence[str]) -> tuple[str, str | bool, int]:
         raise UsageError(f"--slurm: {word} is no option of sbatch", "", '--slurm "--nodes 2 --ntasks-per-node 4"')
     if joined is not None:
         return name, joined, 1
-    if name in _FLAGS and (following is None or following.startswith("-")):
+    if name in _FLAGS or name in _NOT_OURS:
         return name, True, 1
     if following is None:
         raise UsageError(f"--slurm: {word} needs a value", "", f"{word} VALUE")
@@ -176,7 +178,12 @@ class Job:
 
     def _flags(self) -> dict[str, str | bool]:
         """The options as submitit spells them."""
-        ours = {"job-name": f"profrun-{self.plan.name}", "signal": f"B:TERM@{_warned_s(self.options.get('time'))}"}
+        ours: dict[str, str | bool] = {
+            "job-name": f"profrun-{self.plan.name}",
+            "signal": f"B:TERM@{_warned_s(self.options.get('time'))}",
+        }
+        if "requeue" not in self.options:
+            ours["no-requeue"] = True  # a second life would begin all passes anew, into the same output
         every = {**ours, **self.options}
         return {name if name == "open-mode" else name.replace("-", "_"): value for name, value in every.items()}
 
@@ -292,15 +299,20 @@ class Job:
             return EXIT_TIMEOUT
         if state.get("JobState") == "CANCELLED":
             return 128 + (signals.received[-1] if asked else signal.SIGTERM)
+        if state.get("JobState") == "OUT_OF_MEMORY":  # its ExitCode is 0:125, which is no signal
+            self.say(f"job {self.id} has used more memory than it was given\n  next: --slurm '--mem ...'")
+            return 128 + signal.SIGKILL
         if number.isdecimal() and int(number):
             return 128 + int(number)
-        return 0 if state.get("JobState") == "COMPLETED" else self._as_reported(out)
+        return 0 if state.get("JobState") == "COMPLETED" else self._as_reported(out, state)
 
-    def _as_reported(self, out: Path) -> int:
+    def _as_reported(self, out: Path, state: Mapping[str, str]) -> int:
         from orchestrator.errors import ReportError
         from orchestrator.report import load
 
         with contextlib.suppress(OSError, IndexError, ReportError):
             return load(Path(out.read_text().split()[-1])).outcome.exit_code
-        self.say(f"how job {self.id} ended is not known: Slurm has forgotten it, and it has left no report")
+        name = state.get("JobState", "")
+        why = f"Slurm says {name.lower().replace('_', ' ')}" if name in OVER else "Slurm has forgotten it"
+        self.say(f"how the program in job {self.id} ended is not known: {why}, and it has left no report")
         return EXIT_PREFLIGHT

@@ -46,8 +46,14 @@ def _failures(run: TargetRun) -> Iterator[str]:
 
 
 def _end(one: RankSeen) -> str:
-    how = one.exit.describe() if one.exit else "an unknown end"
-    return f"rank {one.rank} " + (f"ended with {how}" if one.exit and one.exit.signal is None else f"was {how}")
+    return f"rank {one.rank} {how_ended(one)}"
+
+
+def how_ended(one: RankSeen) -> str:
+    """`ended with exit 9`, `was killed by SIGTERM`."""
+    if one.exit is None:
+        return "came to an unknown end"
+    return f"{'ended with' if one.exit.signal is None else 'was'} {one.exit.describe()}"
 
 
 def _later(first: RankSeen, one: RankSeen) -> str:

@@ -32,7 +32,7 @@ class Watch:
         """How many there will be on this host, as the command says."""
         self._is_rank = is_rank
         """What is followed is one rank of a job: how many its host has is not for it to say."""
-        self._ours = launching.place_of(os.environ if env is None else env)[0]
+        self._ours = launching.place_of(os.environ if env is None else env)
         self._images: dict[tuple[int, ...], launching.Place | None] = {}
         """What each program said that was looked at; None: of no rank, or one that only starts others."""
         self._here: int | None = None
@@ -75,9 +75,10 @@ class Watch:
         known = next((life.seen.rank for life in reversed(self._lives) if life.seen.pid == pid), None)
         return self._below.get(pid) if known is None else known
 
-    def is_ours(self, rank: int) -> bool:
-        """Whether that is the rank that profrun itself has been given: what it starts has inherited it."""
-        return self._ours is not None and int(self._ours[1]) == rank
+    def is_ours(self, rank: int, local_rank: int | None, size: int | None) -> bool:
+        """Whether that is the place that profrun itself has been given: what it starts has inherited it. A launcher
+        that it starts gives the same number, and with it a local one or another size."""
+        return launching.numbers(self._ours) == (rank, local_rank, size)
 
     def close(self, now_ns: int) -> tuple[RankSeen, ...]:
         """All that were seen, by rank and start; nobody is followed any more."""
@@ -125,7 +126,9 @@ class Watch:
             if not argv or env is None:
                 return None
             place, here = launching.place_of(env), launching.ranks_here(env)
-            is_none = place[0] in (None, self._ours) or launching.wrapper_of(argv) in launching.LAUNCHERS.values()
+            is_none = (
+                place[0] is None or place == self._ours or launching.wrapper_of(argv) in launching.LAUNCHERS.values()
+            )
             self._images[image] = None if is_none else place
             self._here = self._here if is_none else max(self._here or 0, here or 0) or None
         return self._images[image]

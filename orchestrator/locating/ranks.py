@@ -305,9 +305,10 @@ def _ranks(
 
     for course in _courses(parts, captures, pass_id):
         of(course.rank).course = course
-    for seen in _seen(record):
-        of(seen.rank).seen = seen
-        of(seen.rank).host = seen.host
+    for seen in _seen(record):  # of a job that was started again the life that made the steps, else the last
+        one = of(seen.rank)
+        if one.seen is None or one.course is None or one.course.pid not in (one.seen.pid, *one.seen.started):
+            one.seen, one.host = seen, seen.host
     named = {capture.id: capture for capture in ours}
     for table in parts.get("ranks", ()):
         row = next(iter(table.rows()))

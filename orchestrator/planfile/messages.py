@@ -13,6 +13,7 @@ from orchestrator import registry
 from orchestrator.collectors.base import Collector
 from orchestrator.env_steps.base import Step
 from orchestrator.errors import Problem
+from orchestrator.launchers.base import Launcher
 from orchestrator.plan import Together, closest, suggestion
 from orchestrator.planfile.tree import Node, Path, Place, child, path_text, plain
 
@@ -167,4 +168,6 @@ def _meant(cls: type[BaseModel], data: Mapping[str, Any]) -> type[BaseModel] | N
         return cls if "together" in data else None
     if cls is Collector:
         return None if "together" in data else registry.collector(data["use"])
+    if cls is Launcher:
+        return registry.launcher(data.get("use", "auto"))
     return registry.environment_step(data["use"]) if cls is Step else cls

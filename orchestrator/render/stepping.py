@@ -170,8 +170,8 @@ def line(report: Report, found: Stepping) -> str:
         return f"{view.duration(first.mean_ns / 1e9)}, mean of {_counts([first])} in the {found.where}"
     runs = _bare(report)
     each = f" in each of {len(runs)} runs" if len(runs) > 1 else ""
-    others = len(found.courses) - 1
-    of = "" if not others else f"; {first.name} of {others + 1} processes"
+    every = len({course.name for course in found.courses})  # a rank that was started again is one
+    of = "" if every == 1 else f"; {first.name} of {every} processes"
     return f"{view.figure('step_s', metric).value}, mean of {_counts(runs, each, of)}"
 
 

@@ -15,6 +15,9 @@ COMMANDS = {
     "torchrun --nproc-per-node 2 train.py": ("torchrun", 2, 2),
     "torchrun --nproc_per_node=4 --nnodes 2 train.py --nnodes 9": ("torchrun", 8, 4),
     "torchrun train.py --nproc-per-node 3": ("torchrun", 1, 1),
+    "torchrun --nproc 2 train.py": ("torchrun", 2, 2),
+    "torchrun --nproc-per-node 2 --no-python ./x --nnodes 4": ("torchrun", 2, 2),
+    "torchrun --nproc-per-node 2 ./x --nnodes 4": ("torchrun", 2, 2),
     "torchrun --nproc-per-node gpu train.py": ("torchrun", None, None),
     "torchrun --nnodes 1:4 --nproc-per-node 2 train.py": ("torchrun", None, 2),
     "torchrun --standalone --nproc-per-node 2 -m package.train": ("torchrun", 2, 2),
@@ -29,9 +32,11 @@ COMMANDS = {
     "deepspeed --include localhost:1,3 train.py": ("deepspeed", 2, 2),
     "mpirun -np 4 python train.py": ("mpirun", 4, 4),
     "mpirun -n4 ./a.out -n 9": ("mpirun", 4, 4),
+    "mpirun ./solver -n 5": ("mpirun", None, None),
     "mpirun -np 16 --hostfile hosts python train.py": ("mpirun", 16, None),
     "mpiexec -n 1 ./lead : -n 3 ./work": ("mpiexec", None, None),
     "srun -N 2 --ntasks-per-node 4 python train.py": ("srun", 8, None),
+    "srun trainer --nodes 3 --ntasks-per-node 8": ("srun", None, None),
     "srun -n 3 python train.py": ("srun", 3, None),
 }
 

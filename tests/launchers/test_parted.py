@@ -20,6 +20,8 @@ COMMANDS = (
     ("/usr/bin/srun a", "slurm", "a"),
     ("mpirun -np 2 -x A --mca btl tcp,self --oversubscribe python x.py", "mpi", "python x.py"),
     ("mpiexec -n 4 -genv OMP_NUM_THREADS 2 -ppn 2 ./a --host b", "mpi", "./a --host b"),
+    ("mpirun --stream-buffering 0 -n 2 a", "mpi", "a"),
+    ("mpiexec -binding cell -n 2 a", "mpi", "a"),
     ("mpirun --host n1:4,n2:4 --map-by=slot a", "mpi", "a"),
 )
 
@@ -45,6 +47,13 @@ def test_several_programs_in_one_job_are_refused_with_a_way_out(line: str) -> No
     assert found is not None
     assert found.refusal is not None
     assert "one of them at a time" in found.refusal[1]
+
+
+def test_a_number_is_no_program() -> None:
+    found = parted(["mpirun", "--of-next-year", "3", "python", "t.py"])
+    assert found is not None and found.refusal is not None
+    assert found.refusal[0] == "--of-next-year is not known to take 3 as its value"
+    assert "put -- before the program" in found.refusal[1]
 
 
 @pytest.mark.parametrize("line", ["srun --container-image IMG python t.py", "srun --container-image=IMG python t.py"])

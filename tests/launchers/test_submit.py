@@ -18,6 +18,8 @@ from orchestrator.launchers.submit import _warned_s, options_of
         ("-N2 -p gpu -t 1:00:00", {"nodes": "2", "partition": "gpu", "time": "1:00:00"}),
         ("--exclusive --gpus-per-task 1", {"exclusive": True, "gpus-per-task": "1"}),
         ("--comment 'two words' --exclusive=user", {"comment": "two words", "exclusive": "user"}),
+        ("--nice --nodes 2 -k", {"nice": True, "nodes": "2", "no-kill": True}),
+        ("--propagate=NOFILE --get-user-env -Q", {"propagate": "NOFILE", "get-user-env": True, "quiet": True}),
         ("", {}),
     ],
 )
@@ -25,9 +27,17 @@ def test_options_of_sbatch(text: str, found: dict[str, str | bool]) -> None:
     assert options_of(text) == found
 
 
-@pytest.mark.parametrize("text", ["--array 1-3", "--output x", "--nodes", "train.py", "'", "-Z 3"])
+@pytest.mark.parametrize("text", ["--array 1-3", "--output x", "--nodes", "train.py", "'", "-Z 3", "--time 1 -- x"])
 def test_what_can_not_be_used_is_said(text: str) -> None:
     with pytest.raises(UsageError):
+        options_of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("-o out.log", "profrun reads it while"), ("--parsable", "not possible here")]
+)
+def test_what_is_profruns_own_is_said_with_the_reason(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
         options_of(text)
 
 

@@ -15,6 +15,7 @@ from waiting import until
 from orchestrator import process
 from orchestrator.launchers.watch import Watch, name_of_rank
 from orchestrator.model import Exit, RankSeen
+from orchestrator.standalone import start_ranks
 
 JOB = """
 import os, subprocess, sys
@@ -69,10 +70,19 @@ def test_what_profrun_itself_is_told_of_a_rank_is_another_jobs() -> None:
     with job() as one:
         until(lambda: len(ranks_of(one.pid)) == 2)  # a child has its own environment only from its exec on
         ranks = ranks_of(one.pid)
-        watch = Watch(env={"RANK": "1"})
+        watch = Watch(env={"RANK": "1", "WORLD_SIZE": "3"})
         until(lambda: bool(watch.look(one.pid, time.time_ns(), at_once=True) or watch.filenos()))
         assert (watch.rank_of(ranks["0"]), watch.rank_of(ranks["1"])) == (0, None)
-        assert watch.is_ours(1) and not watch.is_ours(0)
+        assert watch.is_ours(1, None, 3) and not watch.is_ours(0, None, 3)
+        watch.close(0)
+
+
+def test_a_job_of_another_size_has_ranks_of_the_same_number() -> None:
+    """As on a master of Kubeflow's, whose own environment says RANK=0 of one."""
+    with job() as one:
+        watch = Watch(env={"RANK": "0", "WORLD_SIZE": "1"})
+        until(lambda: seen_all(watch, one.pid))
+        assert not watch.is_ours(0, None, 3)
         watch.close(0)
 
 
@@ -94,6 +104,24 @@ def test_an_end_that_nobody_can_tell_stays_unknown(monkeypatch: pytest.MonkeyPat
         child.wait()
         assert onlooker.ended() and onlooker.exit() is None
         onlooker.close()
+
+
+def test_before_linux_6_15_the_rank_that_failed_is_known_by_profruns_own_starter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "_PIDFD_GET_INFO", 0)
+    script = "read line; test $RANK = 0 || exit 9; exec sleep 60"
+    argv = [sys.executable, "-I", "-S", start_ranks.__file__, "2", "sh", "-c", script]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as starter:
+        watch = Watch()
+        until(lambda: seen_all(watch, starter.pid))
+        assert starter.stdin
+        starter.stdin.write(b"\n\n")
+        starter.stdin.close()
+        ended = until(lambda: watch.look(starter.pid, time.time_ns()))
+        assert starter.wait(60) == 9
+        watch.close(time.time_ns())
+    assert (ended[0].rank, ended[0].exit) == (1, Exit(9))
 
 
 def test_a_rank_without_a_launcher_is_no_word_in_a_files_name() -> None:

@@ -72,6 +72,12 @@ def test_ranks_that_failed_or_were_not_seen_are_there() -> None:
     assert found[2]["host"] == "n1" and found[2]["steps"] is None
 
 
+def test_of_a_rank_that_was_started_again_the_end_is_of_the_life_that_made_the_steps() -> None:
+    lives = [replace(seen(0), exit=Exit(signal=15)), replace(seen(0), pid=900, exit=Exit(1)), seen(1)]
+    found = rows(tables(2, lambda rank, step: 50 * MS, told=record(lives)))
+    assert [(row["pid"], row["exit_code"], row["exit_signal"]) for row in found] == [(100, None, 15), (101, 0, None)]
+
+
 def test_on_several_hosts_a_rank_that_no_task_has_seen_is_missing() -> None:
     def task(number: int, ranks_: list[RankSeen]) -> Task:
         run = TargetRun(("x",), 1, NOW, NOW, 1.0, Exit(0), ranks=tuple(ranks_))
