@@ -34,6 +34,8 @@ class Found:
 
     def expected(self, env: Mapping[str, str]) -> Expected:
         """The ranks that it will start, as far as its own words and variables say."""
+        if STARTERS.get(self.name) == "mpi" and ":" in self.words:
+            return Expected()  # several programs, each with a number of its own
         own = options_of(self.name, self.words) if self.name in STARTERS else _up_to_the_program(self.words)
         return _EXPECTED[self.name](_Options(tuple(own), env))
 
@@ -55,9 +57,9 @@ _ALONE = frozenset({"--no-python", "--standalone", "--run-path", "--multi-gpu"})
 """Options without a value; of other ones the next word is taken for it, if it is none that a program begins with."""
 
 
-def _up_to_the_program(words: Sequence[str]) -> Iterator[str]:
+def _up_to_the_program(words: tuple[str, ...]) -> Iterator[str]:
     """The launcher's own words; what follows there is the program's."""
-    may_be_value = False
+    may_be_value = words[:1] == ("launch",)  # of accelerate
     for word in words:
         if word in ("--", "-m", "--module") or word.endswith((".py", ".sh")) or is_python(word):
             return
@@ -129,8 +131,6 @@ def _deepspeed(options: _Options) -> Expected:
 def _mpi(options: _Options) -> Expected:
     """Where hosts are named, which of them gets how many is the launcher's secret."""
     world = options.number("-n", "-np", "--np", "-c", "--n")
-    if ":" in options.words:  # several programs, each with a number of its own
-        return Expected()
     elsewhere = options.has("-host", "--host", "-H", "-hosts", "--hostfile", "-hostfile", "-machinefile", "-f")
     return Expected(world, None if elsewhere else world)
 
