@@ -275,7 +275,8 @@ def test_a_plan_without_what_it_needs(write: Any, text: str, problem: str) -> No
         ),
         (
             "launcher: {use: torchrun, nproc_per_nod: 2}",
-            "launcher.nproc_per_nod: unknown key (did you mean nproc_per_node? known: nproc_per_node, options, ranks, use)",
+            "launcher.nproc_per_nod: unknown key (did you mean nproc_per_node? "
+            "known: nproc_per_node, options, ranks, use)",
         ),
         (
             "window: {skp: 5, steps: 1}",

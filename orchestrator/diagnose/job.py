@@ -60,6 +60,7 @@ def failed_rank(report: Report) -> Iterator[Finding]:
             unknown = [one.rank for one in record.run.ranks if one.exit is None]
             others = f"; how rank {named(unknown)} ended, perhaps before it, is not known"
         is_mended = record.run.exit is not None and record.run.exit.status == 0
+        code = first.exit.status if first.exit else None
         again = "; the job was started again, and ended well" if is_mended else ""
         yield Finding(
             rule="failed_rank",
@@ -70,9 +71,7 @@ def failed_rank(report: Report) -> Iterator[Finding]:
             + ". ".join(notes(record.run)),
             confidence="high",
             where={"pid": first.pid, "host": first.host},
-            evidence=(
-                Evidence("passes", f"{record.id} rank {first.rank}", first.exit and first.exit.status, "exit status"),
-            ),
+            evidence=(Evidence("passes", f"{record.id} rank {first.rank}", code, "exit status"),),
             sources=_captures(report, record),
         )
         return  # the other passes have the same to say
@@ -101,8 +100,8 @@ def no_progress(report: Report) -> Iterator[Finding]:
             severity="critical",
             title=f"No step in the last {show_duration(silent_s)} of {show_duration(run.wall_s)}, until the time-out "
             f"ended it{which}",
-            advice="It hung, or a step takes that long: then give it a longer --timeout. While it stands, `profrun hang "
-            "--pid PID` says who waits for whom. All that is said of the steps is said of the time before.",
+            advice="It hung, or a step takes that long: then give it a longer --timeout. While it stands, `profrun "
+            "hang --pid PID` says who waits for whom. All that is said of the steps is said of the time before.",
             confidence="high",
             evidence=(
                 Evidence("passes", f"{record.id} without a step", round(silent_s, 1), "s"),
