@@ -80,37 +80,44 @@ def failed_rank(report: Report) -> Iterator[Finding]:
 def no_progress(report: Report) -> Iterator[Finding]:
     """A time-out ended a program that had made steps, and then none for long (STUCK_STEPS, STUCK_S): what its steps say
     is said of the time before. Where a sampler looked on, with the place in which each process stood at last."""
-    for record in report.passes:
-        run = record.run
-        if run is None or run.ended_by != "timeout":
-            continue
-        ours = (record.id, *_captures(report, record))
-        steps = report.rows("steps", ours, ["rank", "pid", "tid", "step", "start_ns", "duration_ns"])
-        known = steps.dropna(subset=["start_ns", "duration_ns"]) if steps is not None else None
-        if known is None or known.empty:
-            continue
-        silent_s = (run.ended_ns - int((known["start_ns"] + known["duration_ns"]).max())) / 1e9
-        if silent_s < max(STUCK_S, STUCK_STEPS * float(known["duration_ns"].max()) / 1e9):
-            continue
-        stood = list(_places(report, ours, known))
-        which = f"; {', '.join(f'{one.row} in {one.value}' for one in stood[:4])}" if stood else ""
-        yield Finding(
-            rule="no_progress",
-            category="communication" if len(run.ranks) > 1 else "data_quality",
-            severity="critical",
-            title=f"No step in the last {show_duration(silent_s)} of {show_duration(run.wall_s)}, until the time-out "
-            f"ended it{which}",
-            advice="It hung, or a step takes that long: then give it a longer --timeout. While it stands, `profrun "
-            "hang --pid PID` says who waits for whom. All that is said of the steps is said of the time before.",
-            confidence="high",
-            evidence=(
-                Evidence("passes", f"{record.id} without a step", round(silent_s, 1), "s"),
-                Evidence("steps", "last step", int(known["step"].max())),
-                *stood,
-            ),
-            sources=_captures(report, record),
-        )
-        return  # the other passes have the same to say
+    found = [one for record in report.passes if (one := _stuck(report, record)) is not None]
+    seen = (one for one in found if any(evidence.table == "stack_spans" for evidence in one.evidence))
+    first = next(seen, found[0] if found else None)  # all passes have the same to say; where it stands, not all
+    if first:
+        yield first
+
+
+def _stuck(report: Report, record: PassRecord) -> Finding | None:
+    run = record.run
+    if run is None or run.ended_by != "timeout":
+        return None
+    captures = _captures(report, record)
+    ours = (record.id, *captures)
+    steps = report.rows("steps", ours, ["rank", "pid", "tid", "step", "start_ns", "duration_ns"])
+    known = steps.dropna(subset=["start_ns", "duration_ns"]) if steps is not None else None
+    if known is None or known.empty:
+        return None
+    silent_s = (run.ended_ns - int((known["start_ns"] + known["duration_ns"]).max())) / 1e9
+    if silent_s < max(STUCK_S, STUCK_STEPS * float(known["duration_ns"].max()) / 1e9):
+        return None
+    stood = list(_places(report, ours, known))
+    which = f"; {', '.join(f'{one.row} in {one.value}' for one in stood[:4])}" if stood else ""
+    return Finding(
+        rule="no_progress",
+        category="communication" if len(run.ranks) > 1 else "data_quality",
+        severity="critical",
+        title=f"No step in the last {show_duration(silent_s)} of {show_duration(run.wall_s)}, until the time-out "
+        f"ended it{which}",
+        advice="It hung, or a step takes that long: then give it a longer --timeout. While it stands, `profrun hang "
+        "--pid PID` says who waits for whom. All that is said of the steps is said of the time before.",
+        confidence="high",
+        evidence=(
+            Evidence("passes", f"{record.id} without a step", round(silent_s, 1), "s"),
+            Evidence("steps", "last step", int(known["step"].max())),
+            *stood,
+        ),
+        sources=captures,
+    )
 
 
 def _places(report: Report, captures: tuple[str, ...], steps: pandas.DataFrame) -> Iterator[Evidence]:
