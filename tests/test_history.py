@@ -105,7 +105,8 @@ def test_the_real_example_has_its_shares(tmp_path: Path) -> None:
     (found,) = history.nights("example", where=tmp_path)
     title = found.findings[0]
     assert title["rule"] == "where_the_time_goes"
-    assert found.shares[title["category"]] == pytest.approx(title["cost_pct"], abs=1.0)
+    beside = found.shares[title["category"]] - title["cost_pct"]
+    assert -0.1 <= beside < 5, "one place has nearly all of that category's share"
     assert sum(found.shares.values()) == pytest.approx(100, abs=0.5)
 
 
