@@ -301,7 +301,7 @@ class Ncu(Collector):
             return
         if job.picks is None:
             return
-        shown = ", ".join(f"{_short(pick.function)} ({pick.share:.0%})" for pick in job.picks.kernels)
+        shown = ", ".join(f"{_short(pick.function)} ({100 * pick.share:.0f} %)" for pick in job.picks.kernels)
         yield f"{self.kernels.words()}, {job.picks.steady}: {shown}"
         yield from job.picks.notes
         yield from _beyond(job.picks, by_steps)

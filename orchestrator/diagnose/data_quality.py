@@ -33,7 +33,7 @@ def unstable_timing(report: Report) -> Iterator[Finding]:
         rule="unstable_timing",
         category="data_quality",
         severity="minor",
-        title=f"The bare runs vary by {spread:.0%} of their mean ({wall.n} runs)",
+        title=f"The bare runs vary by {100 * spread:.0f} % of their mean ({wall.n} runs)",
         advice="Compare nothing finer than that; look for other work on the machine, then raise timing.repeats.",
         confidence="high",
         evidence=(Evidence("metrics", "wall_s", wall.stddev, "s"), Evidence("metrics", "wall_s", wall.value, "s")),

@@ -340,7 +340,7 @@ def gpu_held_down(one: Sampled) -> Iterator[Finding]:
             rule="gpu_held_down",
             category="environment",
             severity="minor",
-            title=f"The GPU slowed itself down in {shares.max():.0%} of the samples ({reason})",
+            title=f"The GPU slowed itself down in {100 * shares.max():.0f} % of the samples ({reason})",
             advice="Look after its cooling and power supply; lock a clock that it can hold (`use: gpu_clocks`).",
             confidence="high",
             where={"gpu": str(gpu)},

@@ -456,7 +456,7 @@ def stat_storm(one: Seen) -> Iterator[Finding]:
     count = one.count(LOOKS)
     if _in_loop(one, count, MANY):
         failed = one.errors(LOOKS)
-        said = f", {failed / count:.0%} in vain" if failed else ""
+        said = f", {100 * failed / count:.0f} % in vain" if failed else ""
         what = f"Files are looked up (stat, access) {_often(one, count)}{said}"
         advice = "List the folder once (os.scandir brings the kind of each file along), and keep what was found."
         yield from _said(one, "stat_storm", "file_io", LOOKS, what, advice, path=_path_of(one, LOOKS))

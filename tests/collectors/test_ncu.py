@@ -142,7 +142,7 @@ def test_one_start_of_the_target_looks_at_every_chosen_launch() -> None:
         r"--kernel-id ::regex:^(ampere_sgemm_128x64_tn|_ZN2ns4fillIfEEvT_\$a\.b)$:^(7|639|640)$"
     )
     assert chosen().notes == (
-        "the 2 kernels with the most time in nsys, in the steady steps: ampere_sgemm_128x64_tn (88%), fill (2%)",
+        "the 2 kernels with the most time in nsys, in the steady steps: ampere_sgemm_128x64_tn (88 %), fill (2 %)",
         "up to 6 launches match the filter, of which 3 were chosen: ampere_sgemm_128x64_tn, number 639, 640; fill, "
         "number 7",
     )

@@ -181,7 +181,7 @@ def test_a_healthy_program_is_left_in_peace(tmp_path: Path, values: Values) -> N
             "gpu_held_down",
             "environment",
             "minor",
-            "The GPU slowed itself down in 100% of the samples (sw thermal slowdown)",
+            "The GPU slowed itself down in 100 % of the samples (sw thermal slowdown)",
         ),
         (
             {("gpu_process", f"{GPU}/77", "memory_used_bytes"): 9e9},

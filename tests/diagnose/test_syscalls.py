@@ -138,7 +138,7 @@ def test_a_healthy_program_is_left_in_peace(tmp_path: Path, calls: list[Call]) -
             "stat_storm",
             "file_io",
             [(MAIN, 60 * US, "newfstatat", "/data/x", "ENOENT" if n % 2 else None) for n in range(60)],
-            "Files are looked up (stat, access) 60.0 times a step, 50% in vain: 24 %",
+            "Files are looked up (stat, access) 60.0 times a step, 50 % in vain: 24 %",
         ),
         (
             "failed_opens",
