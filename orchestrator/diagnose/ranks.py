@@ -372,6 +372,8 @@ def failed_task(report: Report) -> Iterator[Finding]:
             continue
         _, task, first = min(failed, key=lambda one: (one[0], one[2].rank))
         others = f", before {len(failed) - 1} other{'s' * (len(failed) > 2)}" if len(failed) > 1 else ""
+        if task.run and task.run.first_failed() is None:
+            others = "; how another rank of that host ended, perhaps before it, is not known"
         yield Finding(
             rule="failed_rank",
             category="data_quality",

@@ -35,7 +35,7 @@ _MPIRUN_ONE = """
     --preload-files --server-wait-time --ompi-server --personality --runtime-options --display --with-ft --dvm --hnp
     --pidfile --report-uri --launch-agent --xterm -genvlist -envlist -membind -rr-size -launcher -launcher-exec
     -bootstrap -bootstrap-exec -rmk -iface -outfile-pattern -errfile-pattern -info-file -pmi-port -localhost -profile
-    -order-nodes -usize -tmpdir -hostos -binding -s --stream-buffering -stream-buffering --mca-base-env-list
+    -order-nodes -usize -tmpdir -hostos -binding --stream-buffering -stream-buffering --mca-base-env-list
     --cpus-per-rank -cpus-per-rank --cpus-per-proc -cpus-per-proc
 """
 """Options of Open MPI's mpirun(1), and of Hydra's mpiexec(1), that of MPICH and Intel MPI, by how many words they

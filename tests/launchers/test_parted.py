@@ -21,6 +21,7 @@ COMMANDS = (
     ("mpirun -np 2 -x A --mca btl tcp,self --oversubscribe python x.py", "mpi", "python x.py"),
     ("mpiexec -n 4 -genv OMP_NUM_THREADS 2 -ppn 2 ./a --host b", "mpi", "./a --host b"),
     ("mpirun --stream-buffering 0 -n 2 a", "mpi", "a"),
+    ("mpirun -s -n 2 a", "mpi", "a"),
     ("mpiexec -binding cell -n 2 a", "mpi", "a"),
     ("mpirun --host n1:4,n2:4 --map-by=slot a", "mpi", "a"),
 )
