@@ -134,6 +134,13 @@ def test_of_several_hosts_the_first_to_fail_by_the_clock_that_leads_is_named(tmp
     failed, missing = only(found, "failed_rank"), only(found, "missing_ranks")
     assert failed is not None and failed.title == "Rank 1 on n1 ended with exit 9, before 1 other"
     assert missing is not None and missing.title == "Rank 2 of 3 left nothing (n2: its agent has left no record)"
+    before = seen(3, host="n1", world_size=4, exit=None, ended_ns=NOW + 900)
+    assert tasks[1].run is not None
+    lost = replace(tasks[1], run=replace(tasks[1].run, ranks=(*tasks[1].run.ranks, before)))
+    failed = only(told(tmp_path / "lost", 2, None, told=record([], tasks=(tasks[0], lost))), "failed_rank")
+    assert failed is not None and failed.title.endswith(
+        "how another rank of that host ended, perhaps before it, is not known"
+    )
 
 
 def test_what_is_said_of_many_gpus_is_said_of_the_costliest() -> None:
